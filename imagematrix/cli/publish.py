@@ -274,6 +274,11 @@ def print_published(name: str, published: Published) -> None:
         print_info(
             f"the registry does not allow {reference} to be deleted; until it is, builds treat it as pushed"
         )
+    if published.lost_signature:
+        print_info(
+            f"{name} was signed, and its new index is not: nodes that require a signature refuse it "
+            f"until you publish it again with --sign KEY, or sign {published.digest} with cosign"
+        )
     for tag in published.others:
         print_info(f"{tag} skipped: its cell is published with other inputs")
     for plain in published.plain:

@@ -217,13 +217,9 @@ class FakeBackend:
         self.kept[order.reference] = StoredImageInfo(
             digest=made.digest,
             layers=tuple(image.configuration["rootfs"]["diff_ids"]) if image else (),
-            content=self._content(image),
+            configuration=image.configuration if image else {},
         )
         return made.digest
-
-    @staticmethod
-    def _content(image):
-        return image and image.configuration["config"]["Labels"][labels.CONTENT]
 
     def adopt(self, reference):
         self.calls.append(("adopt", reference))

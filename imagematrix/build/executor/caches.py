@@ -28,6 +28,8 @@ FOLDERS = {True: "src", False: "dest"}  # the attribute with the folder, by whet
 TAG = "org.opencontainers.image.ref.name"  # the annotation of a tag in an OCI layout
 WHOLE = {"mode": "max"}  # also steps of stages that are not in the image
 NAMED = 64  # characters of a cell in a tag
+DIGITS = 12  # of the digest in a tag
+LONGEST_PREFIX = 128 - len("-") - NAMED - len("-") - DIGITS  # characters before the name of a cache in a tag
 # Of BuildKit's plain progress: the name of a step, a step that did not run, and an import that has ended.
 STEP = re.compile(r"#(\d+) \[(?!internal)[^]]+\] (?!FROM )")
 CACHED = re.compile(r"#(\d+) CACHED$")
@@ -67,9 +69,16 @@ class CacheLocation:
             if "@" in location:
                 remedy = "name the repository, perhaps with a tag: each cell has a cache of its own in it"
                 raise UsageError(f"{option} {spec}: a digest is one cache", remedy=remedy)
+            if prefix:
+                remedy = f"write it in the reference: ref={location}:{prefix}"
+                raise UsageError(f"{option} {spec}: tag is for folders only", remedy=remedy)
             reference = Reference.parse(location)
             prefix = "" if reference.name == location else reference.tag
             location = reference.name
+            if len(prefix) > LONGEST_PREFIX:
+                message = f"{option} {spec}: the tag has {len(prefix)} characters"
+                remedy = f"shorten it to {LONGEST_PREFIX}: the names of cells come behind it"
+                raise UsageError(message, remedy=remedy)
         if not for_reading:
             attributes = WHOLE | attributes
         return cls(kind=kind, where=location, prefix=prefix, attributes=attributes)
@@ -161,7 +170,7 @@ class CacheUse:
 def format_cache_name(label: str, *identity: str) -> str:
     """Return the name of a cache: `label` for people, as far as it fits, and a digest of its `identity`."""
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()
-    return f"{make_tag_word(label)[:NAMED]}-{digest[:12]}"
+    return f"{make_tag_word(label)[:NAMED]}-{digest[:DIGITS]}"
 
 
 def format_attributes(values: Mapping[str, str]) -> str:

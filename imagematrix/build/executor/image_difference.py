@@ -8,7 +8,7 @@ import tarfile
 from dataclasses import dataclass
 
 from imagematrix.errors import BuildError
-from imagematrix.images.catalog.labels import CONTENT
+from imagematrix.images.catalog.labels import hash_content, hash_unlabelled_content
 from imagematrix.images.oci.compression import get_libzstd_version
 from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.layout import require_blob
@@ -53,8 +53,9 @@ def compare_with_stored(stored: StoredImageInfo, image: LayoutImage) -> str | No
     """Return a warning if a stored image has other bytes than one built again; None if it has the same.
 
     The bytes of compressed layers depend on the release of libzstd or zlib, so the uncompressed ones must be
-    equal: raises BuildError if they differ. Other labels alone, as another release of this program may write
-    them, are no difference.
+    equal, and so must platform and settings: raises BuildError if they differ. Other labels alone, as another
+    release of this program may write them, are no difference. What the stored image says of itself does not
+    count.
     """
     if stored.digest in (image.digest, image.config):
         return None
@@ -66,7 +67,12 @@ def compare_with_stored(stored: StoredImageInfo, image: LayoutImage) -> str | No
         raise BuildError(
             f"not reproducible: layer {first} of {len(mine)} is not that of the stored image {stored.digest}"
         )
-    if stored.content != (config["config"].get("Labels") or {}).get(CONTENT):
+    if hash_unlabelled_content(stored.configuration) != hash_unlabelled_content(config):
+        raise BuildError(
+            f"not reproducible: the layers are those of the stored image {stored.digest}, "
+            "but its platform or a setting, such as Env or Entrypoint, is another one"
+        )
+    if hash_content(stored.configuration) != hash_content(config):
         return None
     return (
         f"the stored image {stored.digest} has other compressed layers with the same content, "

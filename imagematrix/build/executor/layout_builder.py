@@ -114,8 +114,9 @@ class LayoutBuilder(Buildx):
         known = frozenset() if order.unshared else self._find_known_layers(order)
         digest, imported = self._build_with_caches(request, build_layout.folder, order)
 
-        # Docker's classic store needs every layer with every image, so they are kept to the end.
-        users = stack if self._docker.has_manifests else self._kept_layers
+        # Docker's classic store needs every layer with every image, so they are kept to the end, except those
+        # that no other image shares, which go with their layout.
+        users = stack if self._docker.has_manifests or order.unshared else self._kept_layers
         kind = layout.LayoutIndex if self._options.attest else layout.LayoutImage
         exported = kind(build_layout.folder, digest).images
         layers = [layer for image in exported for layer in image.archives]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
-    from typing import TextIO
+    from typing import Any, TextIO
 
     from imagematrix.images.oci.parts import SizedLayer
 
@@ -146,11 +146,14 @@ class BuiltImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredImageInfo:
-    """An image in a store: its digest, those of its uncompressed layers, and its label CONTENT."""
+    """An image in a store: its digest, those of its uncompressed layers, and its configuration.
+
+    The configuration may be what an engine tells of it.
+    """
 
     digest: str
     layers: tuple[str, ...]
-    content: str | None
+    configuration: Mapping[str, Any]
 
 
 class Builder(Protocol):

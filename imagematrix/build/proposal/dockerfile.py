@@ -5,6 +5,7 @@ Nothing else in it changes: with the values that it had, the template gives the 
 
 from __future__ import annotations
 
+import bisect
 import re
 from dataclasses import dataclass
 
@@ -45,7 +46,8 @@ RELEASES = {
     "TORCH": "torch",
     "VLLM": "vllm",
 }
-VALUE = r"""(?:"(?P<double>[^"$\n]*)"|'(?P<single>[^'$\n]*)'|(?P<plain>[^\s"'$]+)(?=\s|$))"""
+# A word without blanks may be the value of very many names in it, so no value is read beyond what is usual.
+VALUE = r"""(?:"(?P<double>[^"$\n]*)"|'(?P<single>[^'$\n]*)'|(?P<plain>[^\s"'$]{1,400})(?=\s|$))"""
 GPU_LIST = re.compile(
     rf"(?:\b|(?<=-D))(?P<name>{'|'.join(GPU_LISTS)})(?:=|(?<=[A-Z])[ \t]+){VALUE}", re.ASCII
 )
@@ -56,10 +58,11 @@ GENCODE = re.compile(r"(?<![\w-])(?:-gencode|--generate-code|-arch=sm_)", re.ASC
 CUDA_IMAGE = re.compile(r"\bnvidia/cuda:(?P<plain>\d+\.\d+(?:\.\d+)?)", re.ASCII)
 CUDA_TAG = re.compile(r"[:-]cuda(?P<plain>\d+\.\d+)(?=-|\s|$)", re.ASCII)
 TORCH_INDEX = re.compile(r"\bdownload\.pytorch\.org/whl/(?P<plain>cu\d{3})\b", re.ASCII)
-MOUNT = re.compile(r"--mount=(?P<fields>\S*\btype=(?P<kind>secret|ssh)\b\S*)", re.ASCII)
+MOUNT = re.compile(r"--mount=(?P<fields>\S{0,400}\btype=(?P<kind>secret|ssh)\b\S*)", re.ASCII)
 MOUNT_ID = re.compile(r"(?:^|,)id=(?P<id>[^,\s]+)", re.ASCII)
 GPU = re.compile(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)([af]?)(?:-real|\+PTX)?", re.ASCII)
 RELEASE_WORD = re.compile(r"\d+(?:\.\d+){1,3}", re.ASCII)
+COMMENT = re.compile(r"^[^\S\n]*#", re.MULTILINE)
 JINJA = re.compile(r"\{[{%#]")  # what begins an expression, a tag or a comment of Jinja
 NAMES = re.compile(r"(?:docker|container)file(?:\..*)?|.*\.(?:docker|container)file", re.IGNORECASE)
 BASELINE = "x86-64"  # what compilers make code for without an option
@@ -142,6 +145,8 @@ class _DockerfileConversion:
         self.release: str | None = None
         self.remarks: list[Remark] = []
         self._text = text
+        self._line_starts = [0, *(newline.end() for newline in re.finditer("\n", text))]
+        self._comment_starts = {comment.start() for comment in COMMENT.finditer(text)}
         self._variables: dict[tuple[int, int], str] = {}
 
     def find_axes(self, steps: Sequence[Instruction]) -> None:
@@ -162,8 +167,8 @@ class _DockerfileConversion:
                 if commands and step.command not in commands:
                     continue
                 for match in pattern.finditer(self._text, step.start, end):
-                    begin = self._text.rfind("\n", 0, match.start()) + 1
-                    if not self._text[begin : match.start()].lstrip().startswith("#"):  # not in a comment
+                    line = self._find_line(match)
+                    if self._line_starts[line - 1] not in self._comment_starts:
                         take_match(match)
 
     def make_template(self) -> str:
@@ -253,7 +258,10 @@ class _DockerfileConversion:
         self._variables[match.span(match.lastgroup or 0)] = variable
 
     def _add_remark(self, match: re.Match[str], message: str, remedy: str) -> None:
-        self.remarks.append(Remark(self._text.count("\n", 0, match.start()) + 1, message, remedy))
+        self.remarks.append(Remark(self._find_line(match), message, remedy))
+
+    def _find_line(self, match: re.Match[str]) -> int:
+        return bisect.bisect_right(self._line_starts, match.start())
 
 
 def _get_value(match: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from imagematrix.build.publish import default_platform
+from imagematrix.build.publish.sign import is_signed
 from imagematrix.build.stores.registry import CompletenessCheck, find_attestations, survey_version
 from imagematrix.common.image_reference import is_tag
 from imagematrix.common.text import quote_word, shorten_lines
@@ -35,7 +36,7 @@ class Published:
     that were removed from the index. `stuck` are the incomplete images among them that cannot be deleted, so
     builds still treat them as pushed. `others` are the tags of images that are left out because the version
     has another image for their cells, `unneeded` those of images that are left out because no host chooses
-    them.
+    them. `lost_signature` is whether it has none, and the index in whose place it is has one.
     """
 
     digest: str
@@ -46,6 +47,7 @@ class Published:
     stuck: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     unneeded: tuple[str, ...] = ()
+    lost_signature: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def publish(
     first: frozenset[str] | None = None
     dropped: set[str] = set()
     stuck: set[str] = set()
+    replaced: str | None = None  # the index that others have published
     for _ in range(TRIES):
         survey = survey_version(registry, version, complete)
         dropped |= _find_lost(name, survey, repair=repair)
@@ -129,9 +132,13 @@ def publish(
                 stuck=tuple(sorted(stuck)),
                 others=tuple(sorted(draft.others)),
                 unneeded=tuple(sorted(draft.unneeded)),
+                lost_signature=replaced is not None
+                and is_signed(registry, replaced)
+                and not is_signed(registry, published.digest),
             )
         if registry.digest(version) == (published.digest if published else None):
             registry.push_manifest(version, draft.raw, INDEX)
+            replaced = published.digest if published else None
     raise EngineError(
         f"another process keeps publishing {name}",
         remedy="nothing is lost; publish again later",

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from imagematrix.images.oci.manifest import Manifest
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.signing_key import SigningKey
 
@@ -88,7 +87,7 @@ def is_signed(registry: Registry, digest: str) -> bool:
     if referrers is None:
         return any(entry.get("artifactType") == BUNDLE for entry in read_referrers_tag(registry, digest))
     found = filter(None, map(registry.find_manifest, referrers))
-    return any(_read_artifact_type(manifest) == BUNDLE for manifest in found)
+    return any(_read_artifact_type(manifest.raw) == BUNDLE for manifest in found)
 
 
 def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
@@ -163,7 +162,7 @@ def _push_bundle(registry: Registry, digest: str, bundle: bytes) -> None:
 
 
 def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -> None:
-    """Push a bundle that refers to a manifest, and list it if the registry does not do so by itself."""
+    """Push what refers to a manifest, and list it if the registry does not do so by itself."""
     referrer = compute_digest(raw)
     if registry.digest(referrer) is None:
         registry.push_manifest(referrer, raw, media_type)
@@ -172,7 +171,9 @@ def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -
     entries = read_referrers_tag(registry, digest)
     if any(listed_entry["digest"] == referrer for listed_entry in entries):
         return
-    entry = {"mediaType": media_type, "digest": referrer, "size": len(raw), "artifactType": BUNDLE}
+    entry = {"mediaType": media_type, "digest": referrer, "size": len(raw)}
+    if artifact_type := _read_artifact_type(raw):
+        entry["artifactType"] = artifact_type
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*entries, entry]}
     registry.push_manifest(_make_referrers_tag(digest), _encode_json(document), INDEX)
 
@@ -185,11 +186,12 @@ def read_referrers_tag(registry: Registry, digest: str) -> list[dict[str, Any]]:
     return json.loads(present.raw)["manifests"] if present and isinstance(document, ImageIndex) else []
 
 
-def _read_artifact_type(manifest: Manifest) -> str | None:
-    where = manifest.digest
-    return json_documents.Fields(json_documents.parse_json(manifest.raw, where), where).get_text_or_none(
-        "artifactType"
-    )
+def _read_artifact_type(raw: bytes) -> str | None:
+    """Return what a manifest is an artifact of, as a list of referrers has it."""
+    where = compute_digest(raw)
+    fields = json_documents.Fields(json_documents.parse_json(raw, where), where)
+    config = fields.get_object_or_empty("config")
+    return fields.get_text_or_none("artifactType") or config.get_text_or_none("mediaType")
 
 
 def _make_referrers_tag(digest: str) -> str:

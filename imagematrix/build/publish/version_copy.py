@@ -148,7 +148,10 @@ class _VersionCopier:
         return present is None
 
     def copy_signatures(self, digest: str) -> None:
-        """Copy the signatures of a manifest, in both forms that cosign reads."""
+        """Copy the signatures of a manifest, in both forms that cosign reads, and what else refers to it.
+
+        What is listed and gone is left out: no copy needs it, and no build brings it back.
+        """
         tag = make_signature_tag(digest)
         manifest = self._source.find_manifest(tag)
         document = parse_manifest(manifest.raw, tag, Descriptor) if manifest else None
@@ -162,10 +165,10 @@ class _VersionCopier:
             ]
             add_signatures(self._target, digest, signatures)
         listed = (str(entry["digest"]) for entry in read_referrers_tag(self._source, digest))
-        for bundle in self._source.list_referrers(digest) or listed:
-            referrer = self._read_manifest(bundle)
-            self._copy_content(referrer, 0)
-            add_referrer(self._target, digest, referrer.raw, referrer.media_type)
+        for name in self._source.list_referrers(digest) or listed:
+            if referrer := self._source.find_manifest(name):
+                self._copy_content(referrer, 0)
+                add_referrer(self._target, digest, referrer.raw, referrer.media_type)
 
     def _read_manifest(self, digest: str) -> Manifest:
         manifest = self._source.find_manifest(digest)

@@ -201,9 +201,18 @@ def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Ma
     if version_and_tag is None:
         return None
     version, tag = version_and_tag
-    our_names = [name for name in tagged if _is_variant_name(name, version, tag)]
-    others = [name for name in tagged if name not in our_names]
+    # What was built on a variant of a classic image store has all its labels and no content digest, which
+    # would show it: unless it also has the variant's tag, only the name of its repository tells.
+    is_variant = bool(image_labels.get(labels.CONTENT)) or any(_get_tag(name) == tag for name in tagged)
+    last = str(image_labels.get(labels.IMAGE)).rpartition("/")[2]
+    others = [
+        name
+        for name in names
+        if not (is_variant or _strip_name(name).rpartition("/")[2] == last)
+        or ("@" not in name and not _is_variant_name(name, version, tag))
+    ]
     foreign = {_strip_name(name) for name in others}
+    our_names = [name for name in tagged if name not in others]
     our_names += [name for name in names if "@" in name and _strip_name(name) not in foreign]
     if not our_names:
         return None
@@ -234,9 +243,8 @@ def _find_warm_tag(image_labels: Mapping[str, Any], names: Iterable[str]) -> tup
     """Return the version and the tag by which one of the names is that of a warm image; None if none is."""
     label = parse_warm_label(image_labels.get(labels.WARM))
     for name in names if label else ():
-        tag = name.rpartition(":")[2]
-        if label and (version := get_warm_version(label, tag)):
-            return version, tag
+        if label and (version := get_warm_version(label, _get_tag(name))):
+            return version, _get_tag(name)
     return None
 
 
@@ -255,8 +263,11 @@ def _strip_name(name: str) -> str:
 
 def _is_variant_name(name: str, version: str, tag: str) -> bool:
     """Whether a name is that of the variant, or that of its version, under which a node pulled it."""
-    name_tag = name.rpartition(":")[2]
-    return name_tag == tag or (name_tag == version and names_registry(_strip_name(name)))
+    return _get_tag(name) == tag or (_get_tag(name) == version and names_registry(_strip_name(name)))
+
+
+def _get_tag(name: str) -> str:
+    return name.rpartition(":")[2]
 
 
 def decide_retention(

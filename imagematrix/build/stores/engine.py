@@ -266,7 +266,7 @@ class EngineStore:
         return StoredImageInfo(
             digest=str(image["Id"]),
             layers=tuple((image.get("RootFS") or {}).get("Layers") or ()),
-            content=((image.get("Config") or {}).get("Labels") or {}).get(labels.CONTENT),
+            configuration=image,
         )
 
     def find_source(self, reference: str, *, local: bool) -> str | None:

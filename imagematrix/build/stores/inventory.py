@@ -6,7 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from imagematrix.errors import TagMovedError
+from imagematrix.errors import TagMovedError, UnknownImageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.registry import read_entry
 from imagematrix.images.catalog.warm_image import get_warm_version
@@ -131,7 +131,10 @@ class RepositoryReader(Registry):
 
         Of an attested image that is gone, its tag tells: an interrupted removal leaves such an index behind.
         """
-        entry = read_entry(self, tag)
+        try:
+            entry = read_entry(self, tag)
+        except UnknownImageError:  # its configuration is missing, and nothing else says that it is ours
+            return None
         if entry and (label := entry.read_warm_label()):
             return get_warm_version(label, tag)
         if entry:

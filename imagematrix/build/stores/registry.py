@@ -15,7 +15,7 @@ from imagematrix.build.plan.protocols import BuiltImage, StoredImageInfo, Stored
 from imagematrix.common import json_documents
 from imagematrix.common.single_flight import SingleFlight
 from imagematrix.common.text import quote_word
-from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.engine import make_built_on_error
 from imagematrix.images.catalog.registry import read_entry
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.manifest import Manifest
 
 REQUESTS = 8  # at the same time
+TRIES = 5
 
 
 class RegistryStore:
@@ -105,7 +106,10 @@ class RegistryStore:
         """Return the first of `tags` that a complete image built from these inputs has; None if none has."""
         is_complete = self._completeness_checks.setdefault(registry.name, CompletenessCheck(registry))
         for tag in tags:
-            entry = read_entry(registry, tag)
+            try:
+                entry = read_entry(registry, tag)
+            except UnknownImageError:  # its configuration is missing
+                continue
             if (
                 entry
                 and entry.ours
@@ -147,7 +151,7 @@ class RegistryStore:
         return StoredImageInfo(
             digest=compute_digest(manifest),
             layers=_parse_diff_ids(config, reference),
-            content=labels.read_config_labels(config, reference).get(labels.CONTENT),
+            configuration=json_documents.Fields(json_documents.parse_json(config, reference), reference).data,
         )
 
     def list_layers(self, reference: str) -> frozenset[str]:
@@ -249,21 +253,25 @@ class RegistryStore:
         None if there is none. Raises TagMovedError if another image has the reference.
         """
         tag = reference.rpartition(":")[2]
-        digest = registry.digest(tag)
-        if digest is None:
-            return None
-        if digest != expected:
-            image = read_entry(registry, digest)
-            if image is None and registry.digest(tag) != digest:  # another client has withdrawn it meanwhile
-                return self._find_present(registry, reference, expected)
-            if image is None or not image.ours or image.tag != tag:
+        for _ in range(TRIES):
+            digest = registry.digest(tag)
+            if digest is None:
+                return None
+            image = read_entry(registry, digest) if digest != expected else None
+            if digest == expected or (image and image.ours and image.tag == tag):
+                self._digests[reference] = digest
+                return digest
+            if image or registry.digest(tag) == digest:
                 what = image.tag if image and image.ours else "not an image of imagematrix"
                 raise TagMovedError(
                     f"{reference} exists, built from other inputs: {digest}, labelled {what}",
                     remedy="a tag never moves; delete that image from the registry, or raise the version",
                 )
-        self._digests[reference] = digest
-        return digest
+            # Another client has withdrawn it meanwhile.
+        raise EngineError(
+            f"the registry named another image for {reference} each time, and had none of them",
+            remedy="find out who pushes to this repository, and run this again",
+        )
 
     def _read_back(self, registry: Registry, reference: str, expected: str | None) -> str:
         """Return the digest that the registry now has under a reference.
@@ -285,17 +293,11 @@ class RegistryStore:
         """Withdraw the image and raise TagMovedError if the cell was also pushed from other inputs.
 
         Two clients that push one cell at the same time use different tags, so neither overwrites the other.
-        Both tag before they check, so at least one of them sees the other.
+        Both tag before they check, so at least one of them sees the other. Where both do, both withdraw, and
+        the last one finds nothing else and puts its image back: one always stays.
         """
         tag = reference.rpartition(":")[2]
-        stem = tag.rpartition("-")[0]  # the version and the cell
-        rivals = [
-            rival for rival in registry.list_tags() if rival.rpartition("-")[0] == stem and rival != tag
-        ]
-        images = {rival: read_entry(registry, rival) for rival in rivals}
-        conflicting = sorted(
-            rival for rival, image in images.items() if image and image.ours and image.tag == rival
-        )
+        conflicting = _find_conflicting(registry, tag)
         if not conflicting:
             return
         version = tag.partition("-")[0]
@@ -303,16 +305,27 @@ class RegistryStore:
         if any(entry.digest == digest for entry in entries):
             return  # the version contains it, so the others are too late
         self._digests.pop(reference, None)
-        withdrawn = registry.withdraw(tag, digest)
-        ours = (
-            "this image is withdrawn" if withdrawn else "the registry does not allow this image to be deleted"
-        )
+        manifest = registry.find_manifest(digest)
+        ours = "the registry does not allow this image to be deleted"
+        if registry.withdraw(tag, digest):
+            ours = "this image is withdrawn"
+            if manifest and not _find_conflicting(registry, tag) and registry.digest(tag) is None:
+                registry.push_manifest(tag, manifest.raw, manifest.media_type)
+                ours = "all were withdrawn at the same time, and this image is there again"
         raise TagMovedError(
             f"{reference}: this cell was also pushed from other inputs: {', '.join(conflicting)}; {ours}",
             remedy="build from the same inputs, or raise the version; "
             f"`imagematrix publish {quote_word(f'{registry.name}:{version}')} --choose TAG` "
             "selects one of them",
         )
+
+
+def _find_conflicting(registry: Registry, tag: str) -> list[str]:
+    """Return the tags of images of the same version and cell from other inputs than those of a tag."""
+    stem = tag.rpartition("-")[0]  # the version and the cell
+    rivals = [rival for rival in registry.list_tags() if rival.rpartition("-")[0] == stem and rival != tag]
+    images = {rival: read_entry(registry, rival) for rival in rivals}
+    return sorted(rival for rival, image in images.items() if image and image.ours and image.tag == rival)
 
 
 def _read_documents(registry: Registry, digest: str, reference: str) -> tuple[bytes, bytes]:

@@ -219,24 +219,34 @@ def hash_content(image: Mapping[str, Any]) -> str:
     The label CONTENT does not count. An image built on this one inherits the label, but differs in the rest.
     `image` is its configuration or what an engine tells of it, which leaves out other parts.
     """
-    from imagematrix.images.oci.manifest import compute_digest
-
-    inner = _get_config(image)
     other_labels = {key: value for key, value in get_labels(image).items() if key != CONTENT}
+    return _hash_document(_describe_content(image) | {"labels": other_labels})
+
+
+def hash_unlabelled_content(image: Mapping[str, Any]) -> str:
+    """Return the digest of what a container gets of an image without its labels; see `hash_content`."""
+    return _hash_document(_describe_content(image))
+
+
+def _describe_content(image: Mapping[str, Any]) -> dict[str, object]:
+    inner = _get_config(image)
     rootfs = _get_mapping(image.get("rootfs")).get("diff_ids") or _get_mapping(image.get("RootFS")).get(
         "Layers"
     )
-    data = {
+    return {
         "platform": [
             image.get(key) or image.get(key.title()) or "" for key in ("os", "architecture", "variant")
         ],
         "layers": rootfs or [],
-        "labels": other_labels,
         # An engine tells settings that the image does not have as empty ones.
         "settings": {key: value for key in SETTINGS if (value := inner.get(key)) not in EMPTY},
     }
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    return compute_digest(text.encode())
+
+
+def _hash_document(data: Mapping[str, object]) -> str:
+    from imagematrix.images.oci.manifest import compute_digest
+
+    return compute_digest(json.dumps(data, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _get_config(image: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tarfile
 import threading
 from collections import Counter
@@ -78,19 +79,27 @@ class LayoutFolder:
     def open(self, digest: str) -> BinaryIO:
         """Open a blob of any size, without comparing it with its digest."""
         try:
-            return get_blob_path(self._folder, digest).open("rb")
+            return self._open_file(get_blob_path(self._folder, digest))
         except OSError as error:
             raise self._failure(f"{self}: {digest} cannot be read: {error.strerror}") from error
 
     def _read_small(self, path: Path) -> bytes:
         try:
-            with path.open("rb") as file:
+            with self._open_file(path) as file:
                 raw = file.read(LIMIT + 1)
         except OSError as error:
             raise self._failure(f"{path} cannot be read: {error.strerror}") from error
         if len(raw) > LIMIT:
             raise self._failure(f"{path} is too large for a manifest: more than {LIMIT // 2**20} MiB")
         return raw
+
+    def _open_file(self, path: Path) -> BinaryIO:
+        """Open a regular file; anything else is refused, because to open a pipe may wait without end."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise self._failure(f"{path} is no file")
+        return open(descriptor, "rb")  # noqa: PTH123 - an open descriptor
 
 
 class LayoutImage:

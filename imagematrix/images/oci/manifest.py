@@ -23,6 +23,7 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 INDEXES = (INDEX, DOCKER_LIST)
 MANIFESTS = (*INDEXES, IMAGE, "application/vnd.docker.distribution.manifest.v2+json")
 LIMIT = 4 * 1024 * 1024  # bytes: registries have to accept manifests of this size, and few accept larger ones
+LARGEST = 2**63 - 1  # bytes of a blob, as engines count them
 ATTESTED = "vnd.docker.reference.digest"  # an annotation of attestations: the digest of the attested image
 ATTESTATION = "vnd.docker.reference.type"  # another one, which says that it is an attestation
 
@@ -133,9 +134,12 @@ def _parse_descriptor(fields: json_documents.Fields, kind: type[D]) -> D:
     digest = fields.get_text("digest")
     if not DIGEST.fullmatch(digest):
         raise fields.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
+    size = fields.get_integer("size")
+    if not 0 <= size <= LARGEST:
+        raise fields.fail("size", "is not a number of bytes")
     return kind(
         digest=digest,
-        size=fields.get_integer("size"),
+        size=size,
         media_type=fields.get_text_or_none("mediaType") or "",
         annotations=fields.get_text_map("annotations"),
         platform=fields.get_text_map("platform"),

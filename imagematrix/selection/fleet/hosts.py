@@ -36,13 +36,14 @@ SUFFIX = ".json"
 OF_LINES = (".ndjson", ".jsonl")  # suffixes of files with a host on each line
 # In a document without backslashes, where no quotes are inside a string: UUIDs, PCI addresses as a Host has
 # them, minor numbers and amounts of memory. A document is valid with any of them, unless two GPUs share one.
+# Only a UUID or only an address may be in a place: the dash of the former, as a group, tells which it was.
 # Most quotes have none behind them, as their first character tells: to look at it takes less than to try.
 VARYING = re.compile(
     rb'"(?=[mGM0-9a-f])(?:((?:minor|memory_mib)": ?)(0|[1-9][0-9]{0,8})(?![0-9.eE])'
-    rb'|((?:GPU|MIG)-[0-9A-Za-z/-]{8,64}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")'
+    rb'|((?:GPU|MIG)(-)[0-9A-Za-z/-]{8,64}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")'
 )
 # The parts that VARYING splits a document into.
-REST, NAMES, NUMBERS, TEXTS = (slice(place, None, 4) for place in range(4))
+REST, NAMES, NUMBERS, TEXTS, DASHES = (slice(place, None, 5) for place in range(5))
 UNKNOWN = None, ()
 FLAGS, MINOR = b'"flags"', b"minor"
 LONGEST = 64 * 1024  # bytes of a document that is cached
@@ -143,7 +144,7 @@ class HostReader:
 
     def _find_kind(self, parts: Sequence[bytes]) -> Kind:
         """Return what is known of a kind of documents: nothing if this is the first."""
-        key = *parts[REST], *parts[NAMES]
+        key = *parts[REST], *parts[NAMES], *parts[DASHES]
         if key not in self._kinds:  # many documents are the only ones of their kind
             if len(self._kinds) >= CACHED:
                 self._kinds.clear()
@@ -181,11 +182,12 @@ class _Words(dict[bytes, str]):
 def _parse_kind(parts: Sequence[bytes]) -> Kind:
     """Return a Host of a kind with stand-ins for its varying facts, of which no two are equal, and these.
 
-    The Host is None if the document is invalid, or has such facts elsewhere.
+    The Host is None if the document is invalid, or has such facts elsewhere, as one written in another way.
     """
     stand_ins: list[str | int] = []
     document = [parts[0]]
-    for number, (name, text, rest) in enumerate(zip(parts[NAMES], parts[TEXTS], parts[4::4], strict=True)):
+    varying = zip(parts[NAMES], parts[TEXTS], parts[REST][1:], strict=True)
+    for number, (name, text, rest) in enumerate(varying):
         if name:
             stand_ins.append(number)
             document += [b'"', name, str(number).encode(), rest]
@@ -200,8 +202,10 @@ def _parse_kind(parts: Sequence[bytes]) -> Kind:
         return UNKNOWN
     expected = Counter(stand_ins)
     counts = Counter(fact for fact in _list_varying_facts(host) if fact in expected)
+    unique = {fact for gpu in host.gpus for fact in (gpu.minor, gpu.pci_bus_id) if fact is not None}
     flags = data["cpu"].get("flags") if isinstance(data, dict) else None
-    return (host, tuple(stand_ins)) if counts == expected and flags == [] else UNKNOWN
+    is_known = counts == expected and unique <= expected.keys() and flags == []
+    return (host, tuple(stand_ins)) if is_known else UNKNOWN
 
 
 def _list_varying_facts(host: Host) -> Iterator[str | int | None]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from imagematrix.common import json_documents
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
+from imagematrix.images.oci.manifest import LARGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ def load_storage(path: Path, catalog: Catalog) -> Storage:
     layers = {}
     for digest in frozenset().union(*variants.values()):
         size = layer_fields.get_object_or_empty(digest).get_integer("size")
-        if size < 0:
-            raise layer_fields.fail(digest, "expected a size that is not negative")
+        if not 0 <= size <= LARGEST:
+            raise layer_fields.fail(digest, "is not a number of bytes")
         layers[digest] = size
     return Storage(
         variants=variants,

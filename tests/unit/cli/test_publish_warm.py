@@ -69,6 +69,18 @@ def test_a_signed_version_does_not_lose_its_signature(cli, image, repository, ba
     assert signed.code == 0, signed.err
 
 
+def test_a_version_that_loses_its_signature_is_told(cli, image, base, add_variant, tmp_path):  # noqa: ARG001
+    """It may be signed afterwards, with a key that is elsewhere."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "key.pem").write_bytes(private.private_bytes(*UNENCRYPTED))
+    assert "its new index" not in cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem").err
+    add_variant("another")
+    done = cli("publish", f"{image}:v1")
+    assert done.code == 0
+    assert f"{image}:v1 was signed, and its new index is not" in done.err
+    assert f"or sign {done.out.strip().partition('@')[2]} with cosign" in done.err
+
+
 def test_claims_stay_on_their_lines(cli, image, base, stage):
     refused = cli("publish", f"{image}:v1", "--warm", stage(base, tools={"numba": "1\x1b[2J"}))
     assert refused.code == 2

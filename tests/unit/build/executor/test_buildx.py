@@ -135,6 +135,20 @@ def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
         assert not alone.layout.exists()
 
 
+def test_layers_that_no_other_image_shares_go_with_their_layout(script, order, made):
+    """Also where the engine needs the layers of all others to the end."""
+    script(made.replace("cp -r", "cp -rn"))
+    engine = Docker()
+    engine.has_manifests = False
+    with LayoutBuilder(engine, MINE) as builder:
+        with builder.make(order, io.StringIO(), lambda _: None) as shared:
+            pass
+        with builder.make(replace(order, unshared=True), io.StringIO(), lambda _: None) as alone:
+            assert contents(alone) == [b"lower", b"upper"]
+        assert not alone.layout.exists()
+        assert contents(shared) == [b"lower", b"upper"]
+
+
 def test_layer_with_removed_bytes_is_not_rewritten(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
     with LayoutBuilder(Docker(), MINE) as builder:

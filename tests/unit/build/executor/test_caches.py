@@ -1,10 +1,12 @@
 """Places of caches as buildx takes them, and what BuildKit says of caches."""
 
 import json
+import re
 
 import pytest
 
 from imagematrix.build.executor.caches import CacheUse, ExternalCaches, format_cache_name
+from imagematrix.common.image_reference import Reference
 from imagematrix.errors import UsageError
 
 IMPORTED = "#5 importing cache manifest from reg/cache:one\n#5 inferred cache manifest type: x\n"
@@ -43,11 +45,20 @@ def test_each_cache_has_a_name_of_its_own(spec, option):
         ("a\nb=c", "is not a line of CSV"),
         ("reg/Cache", "invalid image reference"),
         (f"reg/cache@sha256:{'0' * 64}", "a digest is one cache"),
+        ("type=registry,ref=reg/cache,tag=x", "tag is for folders only"),
+        (f"reg/cache:{'x' * 51}", "the tag has 51 characters"),
     ],
 )
 def test_other_places_are_refused(spec, message):
     with pytest.raises(UsageError, match=message):
         ExternalCaches(imports=[spec])
+
+
+def test_the_longest_tag_has_room_for_the_longest_cell():
+    caches = ExternalCaches(exports=[f"reg/cache:{'x' * 50}"])
+    with caches.format_export_options(format_cache_name("y" * 99)) as options:
+        (reference,) = re.findall("ref=([^,]*)", options[0])
+    assert len(Reference.parse(reference).tag) == 128
 
 
 def test_folder_without_the_cache_is_not_read(tmp_path):

@@ -8,7 +8,10 @@ import tarfile
 import pytest
 from distribution import digest
 
-from imagematrix.build.executor.image_difference import find_difference
+from imagematrix.build.executor.image_difference import compare_with_stored, find_difference
+from imagematrix.build.plan.protocols import StoredImageInfo
+from imagematrix.errors import BuildError
+from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import LayoutImage
 
 
@@ -88,3 +91,43 @@ def test_different_number_of_layers_is_reported(image):
 def test_different_configuration_is_reported(image):
     result = find_difference(image(layer(A)), image(layer(A), config=b'{"a": 1}'))
     assert result == "the layers are the same, but the configuration differs"
+
+
+def configure(*, architecture="amd64", by="us", **changes):
+    """Return a configuration with a label of its content."""
+    own_labels = {"by": by}
+    document = {"os": "linux", "architecture": architecture, "rootfs": {"diff_ids": ["sha256:1"]}}
+    document["config"] = {"Env": ["PATH=/bin"], "Labels": own_labels} | changes
+    own_labels[labels.CONTENT] = labels.hash_content(document)
+    return document
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Env": ["PATH=/bin", "LD_PRELOAD=/theirs.so"]},
+        {"Entrypoint": ["/theirs"]},
+        {"User": "0"},
+        {"architecture": "arm64"},
+    ],
+)
+@pytest.mark.parametrize("is_labelled_as_ours", [True, False])
+def test_a_stored_image_with_other_settings_is_another_one(image, changes, is_labelled_as_ours):
+    """Whatever it says of itself: who may push it writes its labels, too."""
+    built, stored = configure(), configure(**changes)
+    if is_labelled_as_ours:
+        stored["config"]["Labels"] = built["config"]["Labels"]
+    again = image(layer(A), config=json.dumps(built).encode())
+    info = StoredImageInfo(digest="sha256:0", layers=("sha256:1",), configuration=stored)
+    with pytest.raises(BuildError, match="the layers are those of the stored image sha256:0, but"):
+        compare_with_stored(info, again)
+
+
+def test_a_stored_image_may_have_other_labels_or_another_compression(image):
+    again = image(layer(A), config=json.dumps(configure()).encode())
+    relabelled, same = (
+        StoredImageInfo(digest="sha256:0", layers=("sha256:1",), configuration=configuration)
+        for configuration in (configure(by="an earlier release"), configure())
+    )
+    assert compare_with_stored(relabelled, again) is None
+    assert "other compressed layers" in compare_with_stored(same, again)

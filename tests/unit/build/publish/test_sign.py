@@ -79,6 +79,21 @@ def test_what_is_signed_is_told(registry, repository, server, add_variant, new_k
     assert is_signed(registry, digest)
 
 
+def test_a_version_that_is_no_longer_signed_is_told(registry, add_variant, new_key):
+    key = new_key()
+    for cell, is_signed_now, is_told in (
+        ("a", False, False),
+        ("b", True, False),
+        ("c", True, False),
+        ("d", False, True),
+        ("e", False, False),
+    ):
+        add_variant(cell)
+        done = publish(registry, "v1", sign=by(registry, key) if is_signed_now else None)
+        assert done.lost_signature == is_told
+        assert not publish(registry, "v1").lost_signature, "it stays as it is"
+
+
 def test_tag_is_never_there_without_its_signature(registry, repository, add_variant, image, new_key, policy):
     add_variant("a")
     key, seen = new_key(), []

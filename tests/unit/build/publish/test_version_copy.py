@@ -9,11 +9,12 @@ from distribution import MANIFEST, Server, digest
 from signing import Signer, pem
 
 from imagematrix.build.publish.publish import IndexSelection, publish
-from imagematrix.build.publish.sign import sign_manifests
+from imagematrix.build.publish.sign import is_signed, sign_manifests
 from imagematrix.build.publish.version_copy import copy_version
 from imagematrix.errors import EngineError, SignatureError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.oci.manifest import INDEX
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import load_policies
 from imagematrix.images.trust.signature import Key
@@ -189,6 +190,45 @@ def test_signatures_go_with_what_they_sign(
     before = dict(copied.tags)
     copy_version(registry, target, "v1", policies=own)
     assert copied.tags == before, "no signature is there twice"
+
+
+@pytest.mark.parametrize(
+    ("artifact", "listed_as"),
+    [
+        ({"artifactType": "application/spdx+json"}, "application/spdx+json"),
+        ({}, "application/vnd.oci.empty.v1+json"),
+    ],
+)
+def test_what_else_refers_to_an_image_is_copied_as_what_it_is(
+    registry, target, repository, add_variant, mirror, server, artifact, listed_as
+):
+    """An SBOM is no signature, also where the target's registry does not list referrers by itself."""
+    server.tells = True
+    image = add_variant("a")
+    publish(registry, "v1")
+    repository.blobs[digest(b"{}")] = b"{}"
+    config = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest(b"{}"), "size": 2}
+    document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": []} | artifact
+    document["subject"] = {"mediaType": MANIFEST, "digest": image, "size": 1}
+    raw = json.dumps(document).encode()
+    registry.push_manifest(digest(raw), raw, MANIFEST)
+    copy_version(registry, target, "v1")
+    copied = mirror.repository("ml/training")
+    assert digest(raw) in copied.manifests
+    (entry,) = json.loads(copied.manifests[copied.tags[image.replace(":", "-")]][1])["manifests"]
+    assert (entry["digest"], entry["artifactType"]) == (digest(raw), listed_as)
+    assert not is_signed(target, image)
+
+
+def test_what_is_listed_as_referring_to_an_image_and_is_gone_is_left_out(
+    registry, target, repository, add_variant
+):
+    image = add_variant("a")
+    first = publish(registry, "v1")
+    entry = {"mediaType": MANIFEST, "digest": digest(b"gone"), "size": 4}
+    listed = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}
+    repository.put(image.replace(":", "-"), json.dumps(listed).encode(), INDEX)
+    assert copy_version(registry, target, "v1").digest == first.digest
 
 
 def test_copy_without_the_signature_that_a_policy_requires_gets_no_tag(

@@ -88,6 +88,31 @@ def test_images_built_on_a_variant_stay(node):
     assert whys()["v1 training"] == "built on the variant of its name"
 
 
+def test_what_is_built_on_a_variant_of_a_classic_store_is_told_by_its_name(node):
+    """There no content digest shows that labels are inherited."""
+    names = [
+        ("reg.example/team/app:v1", "reg.example/team/app@sha256:1"),
+        ("reg.example/team/app@sha256:2",),
+        ("reg.example/ml/training:v1",),
+        ("mirror.example/copies/ml/training@sha256:4",),
+        ("reg.example/ml/renamed:{tag}", "reg.example/ml/renamed:v1"),
+        ("reg.example/ml/training:v1", "reg.example/team/app@sha256:6"),
+    ]
+    images = [node.images[node.add("a", "v1")] for _ in names]
+    for image, given in zip(images, names, strict=True):
+        own_tag = image["RepoTags"][0].partition(":")[2]
+        tags = [name.format(tag=own_tag) for name in given]
+        image["RepoTags"] = [name for name in tags if "@" not in name]
+        image["RepoDigests"] = [name for name in tags if "@" in name]
+        image["Config"]["Labels"] = {
+            key: text for key, text in image["Config"]["Labels"].items() if key != labels.CONTENT
+        }
+    shown = survey_engine(Retention(protect=frozenset(["v2"])), now=NOW)
+    assert {image.id for image in shown.removals} == {images[number]["Id"] for number in (2, 3, 4)}
+    (kept,) = (image for image in shown.images if image.is_kept)
+    assert kept.reasons == "also named reg.example/team/app@sha256:6"
+
+
 def test_images_without_our_labels_and_damaged_ones_are_left_alone(node):
     for change in ({labels.VERSION: None}, {labels.CELL: None}, {labels.INPUT: ""}):
         image = node.images[node.add("a", "v1")]

@@ -373,6 +373,15 @@ def test_something_damaged_is_told(image, repository, versions):
         survey_repository(image, NEWEST)
 
 
+def test_an_image_without_its_configuration_is_left_alone(image, repository, versions):
+    versions("v1", "v2")
+    lost = repository.image("nightly-test", None)
+    del repository.blobs[json.loads(repository.manifests[lost][1])["config"]["digest"]]
+    shown = survey_repository(image, NEWEST)
+    assert not shown.decisions["v1"].why
+    assert "nightly-test" not in {tag for removal in shown.removals for tag in removal.tags}
+
+
 def test_images_with_other_content_are_left_alone(image, repository, versions):
     versions("v1", "v2")
     other = repository.image("v1-foreign-0123456789ab", {}, kind=CONFIG)

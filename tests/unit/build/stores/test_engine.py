@@ -227,7 +227,7 @@ def test_base_is_there_if_it_is_held(engine, docker):
 def test_stored_image_is_described(engine, docker):
     image = {"Id": OTHER, "RootFS": {"Layers": [DIGEST]}, "Config": {"Labels": {labels.CONTENT: "x"}}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)
-    assert docker.inspect_image(OTHER) == StoredImageInfo(digest=OTHER, layers=(DIGEST,), content="x")
+    assert docker.inspect_image(OTHER) == StoredImageInfo(digest=OTHER, layers=(DIGEST,), configuration=image)
     assert docker.keeps_layers(BuiltImage(digest=OTHER))
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -53,7 +54,10 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
 
 def test_stored_image_is_described(remote, repository, one):
     store(remote, one)
-    described = StoredImageInfo(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
+    configuration = one.made.layout_image.configuration
+    described = StoredImageInfo(
+        digest=one.made.digest, layers=("sha256:1", "sha256:2"), configuration=configuration
+    )
     assert remote.inspect_image(one.order.reference) == described
     assert remote.keeps_layers(one.made)
     repository.manifests.clear()
@@ -507,7 +511,47 @@ def test_conflicting_pushes_never_both_succeed(docker, image, repository, make_i
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(push, made))
     assert None in done
-    assert repository.tags.keys() == {one.tag for one, succeeded in zip(made, done, strict=True) if succeeded}
+    assert repository.tags.keys() >= {one.tag for one, succeeded in zip(made, done, strict=True) if succeeded}
+    assert repository.tags, "one always stays"
+
+
+def test_of_images_that_are_withdrawn_at_the_same_time_one_stays(docker, repository, make_image, monkeypatch):
+    made = [make_image("a", made_of) for made_of in ("1", "2")]
+    both_tagged, both_listed = (threading.Barrier(2, timeout=60) for _ in range(2))
+    list_tags, withdraw = Registry.list_tags, Registry.withdraw
+    withdrawn: list[str] = []
+
+    def list_when_both_are_tagged(self):
+        if not withdrawn:
+            both_tagged.wait()
+        return list_tags(self)
+
+    def withdraw_when_both_have_listed(self, tag, digest):
+        both_listed.wait()
+        withdrawn.append(tag)
+        return withdraw(self, tag, digest)
+
+    monkeypatch.setattr(Registry, "list_tags", list_when_both_are_tagged)
+    monkeypatch.setattr(Registry, "withdraw", withdraw_when_both_have_listed)
+
+    def push(one):
+        with RegistryStore(docker, Layers()) as remote, pytest.raises(TagMovedError) as caught:
+            store(remote, one)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(push, made))
+    kept = {
+        one.tag for one, text in zip(made, texts, strict=True) if text.endswith("this image is there again")
+    }
+    assert repository.tags.keys() == kept
+    assert kept
+
+
+def test_registry_that_names_another_image_each_time_is_told(remote, one, monkeypatch):
+    monkeypatch.setattr(Registry, "digest", lambda *_: digest(os.urandom(9)))
+    with pytest.raises(EngineError, match=r"named another image for .* each time"):
+        store(remote, one)
 
 
 @pytest.fixture
@@ -585,6 +629,11 @@ def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
     assert remote.find_earlier_versions(image, {"b-a": digest(b"1")}) == {}, "a cell whose name ends alike"
     classic = make_image("classic")  # without a label of its content
     remote.store(classic.order, classic.made)
+    lost = repository.image(f"v0-a-{digest(b'1')[7:19]}", None)
+    del repository.blobs[json.loads(repository.manifests[lost][1])["config"]["digest"]]
+    assert RegistryStore(remote, Layers()).find_earlier_versions(image, {"a": digest(b"1")}) == {
+        "a": reference
+    }
     for cell in ("classic", "none"):
         assert RegistryStore(remote, Layers()).find_earlier_versions(image, {cell: digest(b"1")}) == {}
     del repository.blobs[digest(b"two")]

@@ -2,11 +2,13 @@
 
 import io
 import json
+import os
 import tarfile
 
 import pytest
 
-from imagematrix.images.oci.layout import LayoutImage
+from imagematrix.errors import UsageError
+from imagematrix.images.oci.layout import LayoutFolder, LayoutImage, get_blob_path
 
 
 @pytest.fixture
@@ -56,3 +58,17 @@ def test_archive_contains_the_image_and_requested_layers(image):
 def test_archive_has_the_fully_qualified_name(image, reference, full):
     index = json.loads(unpacked(image, reference, ())["index.json"])
     assert index["manifests"][0]["annotations"]["io.containerd.image.name"] == full
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make):
+    folder, digest = LayoutFolder(tmp_path, UsageError), f"sha256:{'0' * 64}"
+    blob = get_blob_path(tmp_path, digest)
+    blob.parent.mkdir(parents=True)
+    for path in (tmp_path / "index.json", blob):
+        make(path)
+    with pytest.raises(UsageError, match=r"index\.json is no file"):
+        folder.read_index()
+    with pytest.raises(UsageError, match=f"{blob.name} is no file"):
+        folder.open(digest)
+    assert folder.find_small_blob(digest) is None

@@ -39,6 +39,13 @@ def test_index_has_entries():
     assert [entry.digest for entry in index.entries] == [LAYER["digest"]]
 
 
+@pytest.mark.parametrize("size", [-1, 2**63, 10**400])
+def test_size_that_no_blob_has_is_rejected(size):
+    with pytest.raises(UsageError, match="size: is not a number of bytes"):
+        parsed(config=CONFIG, layers=[LAYER | {"size": size}])
+    assert parsed(config=CONFIG, layers=[LAYER | {"size": 2**63 - 1}]).layers
+
+
 @pytest.mark.parametrize("more", [{"config": CONFIG}, {"layers": []}, {"mediaType": IMAGE}])
 def test_document_that_is_a_manifest_and_an_index_is_rejected(more):
     with pytest.raises(UsageError, match="manifests: is not allowed in the manifest of an image"):

@@ -1,6 +1,7 @@
 """Reading very many hosts: cached results equal parsed ones."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,31 @@ def test_hosts_that_differ_in_their_own_facts_are_read_as_they_are_parsed(some, 
         assert outcome(lambda raw: reader.read(raw, "x"), raw) == outcome(
             lambda raw: Host.from_json(json.loads(raw), "x"), raw
         )
+
+
+@pytest.mark.parametrize("fact", ["uuid", "pci_bus_id", "minor", "memory_mib", "mig"])
+def test_a_fact_of_a_known_kind_is_judged_as_in_a_document_that_is_read_alone(fact):
+    """Also where another line has a UUID in the place of an address, or one address in two forms."""
+    words = ("GPU-00000005", "MIG-00000005", "GPU-5", "0000:05:00.0", "0000:0A:00.0", "0000:0a:00.0")
+    values = [*words, "00000000:05:00.0", "x", None, 5, 6, -0.0, 10**9]
+
+    def write(*given):
+        gpus = [
+            {"index": n, "uuid": f"GPU-{n:08}", "pci_bus_id": f"0000:4{n}:00.0", "minor": n, "memory_mib": 9}
+            | ({"mig": [MIG | {"uuid": value}]} if fact == "mig" else {fact: value})
+            for n, value in enumerate(given)
+        ]
+        # In the second form of numbers, only the first GPU has facts that vary.
+        raw = line(document(gpus=gpus))
+        return raw, raw.replace(b'"minor": 5, "m', b'"minor":  5, "m')
+
+    for first in values:
+        for known in ("GPU-00000008", "0000:08:00.0", 8):
+            for second in values:
+                read = partial(HostReader().read, where="x")
+                for raw, last in zip(write(first, known), write(first, second), strict=True):
+                    outcomes = [outcome(read, one) for one in (raw, raw, last)]
+                    assert outcomes[-1] == outcome(lambda raw: Host.from_json(json.loads(raw), "x"), last)
 
 
 @pytest.mark.parametrize("count", [2, 3])
