@@ -13,13 +13,13 @@ def set_limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
-def try_limit(kind: int, value: int) -> None:
+def set_limit_if_allowed(kind: int, value: int) -> None:
     """Set a limit as `set_limit` does, unless this process is forbidden to change limits."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: how Python names EPERM here
         set_limit(kind, value)
 
 
-def try_niceness(niceness: int) -> None:
+def raise_niceness_if_allowed(niceness: int) -> None:
     """Let other processes go first, unless this one is forbidden to change its priority."""
     with contextlib.suppress(OSError):
         os.nice(niceness)

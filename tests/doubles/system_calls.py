@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,7 +18,7 @@ ALLOW, FAIL = 0x7FFF0000, 0x00050000 | errno.EPERM  # SCMP_ACT_ALLOW, SCMP_ACT_E
 RESOURCES = ("nice", "setpriority", "setrlimit", "prlimit64", "sched_setaffinity", "ioprio_set")
 
 
-def filter_command(*, allowed=None, denied=()):
+def filter_command(*, allowed: Sequence[str] | None = None, denied: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the words before a command for which these system calls fail, or all that are not allowed."""
     try:
         ctypes.CDLL(LIBRARY)
@@ -26,9 +27,9 @@ def filter_command(*, allowed=None, denied=()):
     return (sys.executable, __file__, json.dumps({"allowed": allowed, "denied": list(denied)}))
 
 
-def expand_groups(*names):
+def expand_groups(*names: str) -> set[str]:
     """Return the system calls in systemd's groups of these names."""
-    found = set()
+    found: set[str] = set()
     for name in names:
         said = subprocess.run(
             ["systemd-analyze", "syscall-filter", name], capture_output=True, text=True, check=True
@@ -40,7 +41,7 @@ def expand_groups(*names):
     return found
 
 
-def load_filter(allowed, denied):
+def load_filter(allowed: Sequence[str] | None, denied: Sequence[str]) -> None:
     """Install the filter in this process."""
     library = ctypes.CDLL(LIBRARY)
     library.seccomp_init.restype = ctypes.c_void_p
@@ -57,4 +58,4 @@ def load_filter(allowed, denied):
 if __name__ == "__main__":
     _, filters, *command = sys.argv
     load_filter(**json.loads(filters))
-    os.execvp(command[0], command)
+    os.execvp(command[0], command)  # noqa: S606 - it gets the filter

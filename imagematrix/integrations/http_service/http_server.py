@@ -22,7 +22,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from imagematrix.common.host_port import parse_host_port
-from imagematrix.common.process_limits import try_limit
+from imagematrix.common.process_limits import set_limit_if_allowed
 from imagematrix.errors import UsageError
 from imagematrix.integrations.http_service.connections import Connections, Limits
 from imagematrix.integrations.http_service.garbage import collect_often
@@ -132,7 +132,7 @@ def _prepare_process() -> None:
     of 256 KiB: to map one for each read takes four times as long as to read.
     """
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES:
-        try_limit(resource.RLIMIT_NOFILE, FILES)
+        set_limit_if_allowed(resource.RLIMIT_NOFILE, FILES)
     sys.setswitchinterval(SWITCH_S)
     _SelectorTransport.max_size = SSLProtocol.max_size = RECEIVING
     with contextlib.suppress(AttributeError):  # another C library
