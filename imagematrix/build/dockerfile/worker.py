@@ -23,6 +23,7 @@ import jinja2.lexer
 import jinja2.sandbox
 
 from imagematrix.build.matrix.folders import resolve_inside
+from imagematrix.common.process_limits import set_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,19 +50,14 @@ LEADING = re.compile(f"(?:{LINES.pattern})*")
 def main() -> None:
     """Answer requests about the templates of a folder, each within a limit of CPU seconds."""
     folder, seconds = sys.argv[1:]
-    _set_limit(resource.RLIMIT_AS, MEMORY)
-    _set_limit(resource.RLIMIT_CORE, 0)
+    set_limit(resource.RLIMIT_AS, MEMORY)
+    set_limit(resource.RLIMIT_CORE, 0)
     templates = Templates(folder)
     for line in sys.stdin:
         # The kernel ends this process when the limit is reached.
-        _set_limit(resource.RLIMIT_CPU, int(time.process_time()) + int(seconds))
+        set_limit(resource.RLIMIT_CPU, int(time.process_time()) + int(seconds))
         sys.stdout.write(f"{json.dumps(templates.answer(**json.loads(line)))}\n")
         sys.stdout.flush()
-
-
-def _set_limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 class Templates:

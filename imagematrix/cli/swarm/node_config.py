@@ -38,6 +38,8 @@ def command(
 
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.probe import probe
+    from imagematrix.images.engine import engine_process
+    from imagematrix.images.engine.engine_process import DOCKERD
     from imagematrix.integrations.swarm import engine_file
     from imagematrix.integrations.swarm.node_config import (
         FLAGS,
@@ -52,7 +54,7 @@ def command(
     text = engine_file.read_engine_file(file)
     config = parse_engine_config(text, str(file))
     node = Host.load(host) if host else probe()
-    engine = engine_file.find_daemon(file.absolute())
+    engine = engine_file.find_daemon(file.absolute(), engine_process.read_commands(DOCKERD))
     engine.refuse_flags(FLAGS)
     changed = merge_config(config, make_offer(node, vram), str(runtime.absolute()))
     locks = locate_locks()

@@ -230,7 +230,7 @@ class JobWait:
         raise EngineError(f"{format_count(len(failed), 'task')} of {name} could not be run")
 
     def _print_line(self, stream: str, task: str | None, line: bytes) -> None:
-        """Print a line, prefixed with the name of its task if there are several.
+        """Print a line, prefixed with the name of its task if there are several, or with the task's id.
 
         The last line of a task, and pieces of a very long line, may have no line break.
         """
@@ -239,8 +239,10 @@ class JobWait:
             return
         if self.service.replicas > 1:
             if task not in self._slots:  # the number of each task in the job
-                self._slots |= {listed.id: listed.slot for listed in self.manager.list_tasks(self.identifier)}
-            prefix = f"{self.service.name}.{self._slots.get(task, 0)} | ".encode()
+                with suppress(EngineError):  # the manager restarts
+                    listed = self.manager.list_tasks(self.identifier)
+                    self._slots |= {one.id: one.slot for one in listed}
+            prefix = f"{self.service.name}.{self._slots.get(task, task)} | ".encode()
             line = prefix + line.removesuffix(b"\n") + b"\n"
         output = sys.stdout if stream == "stdout" else sys.stderr
         with suppress(BrokenPipeError):

@@ -9,6 +9,7 @@ import stat
 import tarfile
 import threading
 from collections import Counter
+from pathlib import Path
 
 from imagematrix.common.image_reference import names_registry, shorten_name
 from imagematrix.errors import UsageError
@@ -26,7 +27,6 @@ from imagematrix.images.oci.parts import read_config_layers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
     from typing import Any, BinaryIO
 
     from imagematrix.errors import ImagematrixError
@@ -59,10 +59,19 @@ class LayoutFolder:
         """Return the index of its images."""
         return self._read_small(self._folder / INDEX_FILE)
 
+    def find_blob(self, digest: str) -> Path | None:
+        """Return the file of a blob, or None if there is none with this digest.
+
+        A link that leads out of the folder is none: whoever reads the blob may not read what it leads to.
+        """
+        path = Path(os.path.realpath(get_blob_path(self._folder, digest)))
+        is_inside = path.is_relative_to(os.path.realpath(self._folder))
+        return path if is_inside and path.is_file() else None
+
     def find_small_blob(self, digest: str) -> bytes | None:
         """Return a small blob, such as a manifest, or None if there is none with this digest."""
-        path = get_blob_path(self._folder, digest)
-        if not path.is_file():
+        path = self.find_blob(digest)
+        if path is None:
             return None
         raw = self._read_small(path)
         if compute_digest(raw) != digest:
@@ -78,8 +87,11 @@ class LayoutFolder:
 
     def open(self, digest: str) -> BinaryIO:
         """Open a blob of any size, without comparing it with its digest."""
+        path = self.find_blob(digest)
+        if path is None:
+            raise self._failure(f"{digest} not found in the layout {self}")
         try:
-            return self._open_file(get_blob_path(self._folder, digest))
+            return self._open_file(path)
         except OSError as error:
             raise self._failure(f"{self}: {digest} cannot be read: {error.strerror}") from error
 

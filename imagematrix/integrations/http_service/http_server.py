@@ -22,6 +22,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from imagematrix.common.host_port import parse_host_port
+from imagematrix.common.process_limits import set_limit_if_allowed
 from imagematrix.errors import UsageError
 from imagematrix.integrations.http_service.connections import Connections, Limits
 from imagematrix.integrations.http_service.garbage import collect_often
@@ -130,10 +131,8 @@ def _prepare_process() -> None:
     small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD. So asyncio gets smaller buffers than its own
     of 256 KiB: to map one for each read takes four times as long as to read.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < FILES:
-        with contextlib.suppress(OSError):  # a service may be forbidden to change limits
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES:
+        set_limit_if_allowed(resource.RLIMIT_NOFILE, FILES)
     sys.setswitchinterval(SWITCH_S)
     _SelectorTransport.max_size = SSLProtocol.max_size = RECEIVING
     with contextlib.suppress(AttributeError):  # another C library

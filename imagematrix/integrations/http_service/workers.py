@@ -11,7 +11,6 @@ import contextlib
 import heapq
 import importlib
 import itertools
-import os
 import pickle  # between a process and its own child
 import resource
 import socket
@@ -21,6 +20,7 @@ import sys
 from typing import TypeVar
 
 from imagematrix.common.child_modules import make_child_command
+from imagematrix.common.process_limits import raise_niceness_if_allowed, set_limit_if_allowed
 from imagematrix.errors import EngineError, ImagematrixError
 
 Result = TypeVar("Result")
@@ -239,9 +239,8 @@ def main() -> None:
 
     The arguments are the descriptor of a socket, and modules to import before the first call.
     """
-    os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # a service may be forbidden to change limits
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    raise_niceness_if_allowed(NICENESS)
+    set_limit_if_allowed(resource.RLIMIT_AS, MEMORY)
     descriptor, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)

@@ -30,7 +30,7 @@ class ResolverLog:
         )
         self._choices = Counter(
             "imagematrix_resolver_choices",
-            "Tags answered with a variant for the first time, or with another variant than before.",
+            "Tags answered with their present variant for the first time, or with another warm image of it.",
             ("tag", "variant"),
             registry=self.registry,
         )
@@ -50,6 +50,8 @@ class ResolverLog:
         if earlier is None or (earlier.digest, earlier.warm) != (variant.digest, variant.warm):
             self._chosen.pop(tag, None)
             self._chosen[tag] = variant
+            if earlier is not None and earlier.reference != variant.reference:
+                self._choices.remove(tag, earlier.reference)
             if len(self._chosen) > TAGS:
                 oldest = next(iter(self._chosen))
                 self._choices.remove(oldest, self._chosen.pop(oldest).reference)

@@ -244,7 +244,8 @@ class Resolver:
     async def check_answer(self) -> None:
         """Make an answer of this process's own: choose the variant of the tag that was requested last.
 
-        Raises EngineError if there is none; that no variant fits is an answer.
+        Before the first request, the node is read and a process called, which every choice needs. Raises
+        EngineError if there is no answer; that no variant fits is one.
         """
         latest = self._versions.get_latest()
         if latest and latest[1].catalog:
@@ -253,6 +254,7 @@ class Resolver:
                 await self._workers.call(resolve_tag, nodes, latest[0][1], cached=latest[1].catalog)
         else:
             await self._run_locally(self._nodes.get_host, None)
+            await self._workers.call(len, cached=())
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Answer with the Selection document of IMAGE:TAG."""

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from concurrent.futures import Executor
     from typing import Any
 
@@ -43,8 +43,10 @@ MANIFESTS = VERSIONS = 32 << 20  # bytes to keep of each
 # Bytes of a small manifest. Small and large ones have half of MANIFESTS each, so that few large ones do not
 # displace all small ones.
 SMALL = 1 << 16
-READING = 4  # threads that read what is not kept; versions, which all need, are read by others
-WAITING = 64  # requests for that; more are refused
+# Threads that read manifests that are not kept, and others that read tags of which nothing is known. Versions
+# that are known, which all need, are read by threads of asyncio.
+READING = 4
+WAITING = 64  # requests that wait for the ones or the others; more are refused
 CLIENTS = 400  # that wait for them, so that there are always places for others; more are refused
 PARSED = 3  # times the bytes of a manifest that a version takes, with what was read from it
 FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
@@ -95,6 +97,9 @@ class TagCache:
         self._large: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _measure_size)
         self._readers = ThreadPoolExecutor(READING)
         self._reads = asyncio.Semaphore(WAITING)
+        self._tag_readers = ThreadPoolExecutor(READING)
+        self._tag_reads = asyncio.Semaphore(WAITING)
+        self._turns = asyncio.Semaphore(READING)  # of the threads that read tags
         self._clients = asyncio.Semaphore(CLIENTS)
         self._tasks: dict[tuple[str, str], asyncio.Task[CachedTag | None]] = {}
         self._manifests: dict[tuple[str, str], asyncio.Task[Manifest | None]] = {}
@@ -155,10 +160,14 @@ class TagCache:
         if earlier is not None and time.monotonic() - at < FRESH_S:
             return earlier
         recent = time.monotonic() - at < RECENT_S
-        task = _share_task(self._tasks, key, partial(self._refresh_version, key))
+        reading: Awaitable[CachedTag | None] = (
+            _share_task(self._tasks, key, partial(self._refresh_version, key, None))
+            if earlier
+            else self._read_unknown(key)
+        )
         try:
             patience_s = begun + (min(BRIEF_S, PATIENCE_S) if recent else PATIENCE_S) - time.monotonic()
-            return await asyncio.wait_for(task, patience_s if recent or earlier or hurry else None)
+            return await asyncio.wait_for(reading, patience_s if recent or earlier or hurry else None)
         except TimeoutError as error:
             unavailable = EngineError("the upstream does not answer")
             if earlier is None and recent:
@@ -207,9 +216,30 @@ class TagCache:
             cache.put((repository, digest), manifest)
         return manifest
 
-    async def _refresh_version(self, key: tuple[str, str]) -> CachedTag | None:
-        """Read the version for a tag, and remember it, or that there is none."""
-        version = await asyncio.to_thread(self._read_version, *key)
+    async def _read_unknown(self, key: tuple[str, str]) -> CachedTag | None:
+        """Read the version for a tag of which nothing is known.
+
+        Clients can ask for any number of such tags. A reading begins only while its client waits, so that
+        clients that have left leave nothing to read. Raises EngineError if too many wait.
+        """
+        if key not in self._tasks:
+            async with _require_free(self._tag_reads):
+                await self._turns.acquire()
+            if key in self._tasks:  # another client's reading has begun
+                self._turns.release()
+        return await _share_task(self._tasks, key, partial(self._take_turn, key))
+
+    async def _take_turn(self, key: tuple[str, str]) -> CachedTag | None:
+        """Read the version for a tag in a turn, and end the turn."""
+        try:
+            return await self._refresh_version(key, self._tag_readers)
+        finally:
+            self._turns.release()
+
+    async def _refresh_version(self, key: tuple[str, str], readers: Executor | None) -> CachedTag | None:
+        """Read the version for a tag in a thread, and remember it, or that there is none."""
+        loop = asyncio.get_running_loop()
+        version = await loop.run_in_executor(readers, self._read_version, *key)
         if version is None:
             self._versions.drop(key)
             self._absent.put(key, time.monotonic())

@@ -20,7 +20,7 @@ from yarl import URL
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import DIGEST, names_registry
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
-from imagematrix.images.oci.layout import MARK, NAME, LayoutFolder, get_blob_path
+from imagematrix.images.oci.layout import MARK, NAME, LayoutFolder
 from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse_manifest
 from imagematrix.images.oci.redirects import Redirects
 from imagematrix.images.oci.registry import Registry
@@ -228,7 +228,6 @@ class LayoutUpstream:
     """The OCI layout in `folder`. Its images are named IMAGE:TAG in its index."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         self._layout = LayoutFolder(folder, EngineError)
         if not self._layout.is_marked:
             raise UsageError(f"{folder} is not an OCI layout: {MARK} not found")
@@ -259,8 +258,8 @@ class LayoutUpstream:
 
     async def serve_blob(self, _request: web.Request, _repository: str, digest: str) -> web.StreamResponse:
         """Answer with a file; see Upstream."""
-        path = get_blob_path(self._folder, digest)
-        if not path.is_file():
+        path = self._layout.find_blob(digest)
+        if path is None:
             raise web.HTTPNotFound
         reserve_memory(min(path.stat().st_size, KEPT))
         return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})

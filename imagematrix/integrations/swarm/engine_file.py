@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import re
@@ -18,7 +17,7 @@ from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
 DEFAULT = Path("/etc/docker/daemon.json")
@@ -95,17 +94,23 @@ def make_diff(path: Path, before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def find_daemon(path: Path, proc: Path = Path("/proc")) -> EngineDaemon:
-    """Return the running engine whose configuration is the file `path`; without flags if none runs."""
-    for folder in sorted(proc.glob("[0-9]*")):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # it has ended, or is another program's
-            program, *words = (folder / "cmdline").read_text("utf-8").rstrip("\0").split("\0")
-            if os.path.basename(program) != "dockerd":  # noqa: PTH119 - a word, not a path
-                continue
-            daemon = EngineDaemon(flags=tuple(_parse_flags(words)))
-            if Path([str(DEFAULT), *daemon.get_values("config-file")][-1]) == path:
-                return daemon
-    return EngineDaemon()
+def find_daemon(path: Path, commands: Mapping[int, Sequence[str]]) -> EngineDaemon:
+    """Return the running engine whose configuration is the file `path`; without flags if none runs.
+
+    `commands` are the command lines of dockerd, by the numbers of their processes. Raises UsageError if
+    several use the file.
+    """
+    found = {}
+    for pid, words in commands.items():
+        daemon = EngineDaemon(flags=tuple(_parse_flags(words[1:])))
+        if Path([str(DEFAULT), *daemon.get_values("config-file")][-1]) == path:
+            found[pid] = daemon
+    if len(found) > 1:
+        raise UsageError(
+            f"several engines use {path}: processes {', '.join(map(str, found))}",
+            remedy="start all but one of them with another --config-file",
+        )
+    return next(iter(found.values()), EngineDaemon())
 
 
 def write_engine_file(path: Path, text: str, on_unchecked: Callable[[str], object]) -> None:
@@ -157,7 +162,7 @@ def _validate_draft(draft: Path, path: Path) -> None:
         raise UsageError(f"{path} would be invalid: {output.replace(str(draft), str(path))}")
 
 
-def _parse_flags(words: list[str]) -> Iterator[tuple[str, str]]:
+def _parse_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the flags of a command line of dockerd; the value of a flag without one is "true"."""
     rest = iter(words)
     following = next(rest, None)

@@ -1,7 +1,8 @@
 """The output of a service's tasks, printed as it comes and completed at the end.
 
 The engine's stream of the output never ends by itself, and breaks when a manager restarts. So lines are
-counted for each task: the next reading prints only lines that no earlier reading had.
+counted for each task: the next reading prints only lines that no earlier reading had. The engine's own lines,
+such as that it cannot read a log, come with each reading and with both streams; each is printed once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class ServiceLogs:
     """
 
     def __init__(self, client: DockerClient, service: str, write: Write) -> None:
-        self._streams = [_OutputStream(client, service, name, write) for name in ("stdout", "stderr")]
+        said = _SaidLines()
+        self._streams = [_OutputStream(client, service, name, write, said) for name in ("stdout", "stderr")]
 
     def follow(self) -> None:
         """Print lines as they come, in threads that end with this process."""
@@ -37,16 +39,33 @@ class ServiceLogs:
             threading.Thread(target=stream.follow, daemon=True).start()
 
     def finish(self) -> None:
-        """Print the rest; raises docker's errors if it cannot be read."""
-        for stream in self._streams:
-            stream.finish()
+        """Print the rest; raises the last of docker's errors if it cannot all be read."""
+        with contextlib.ExitStack() as stack:
+            for stream in reversed(self._streams):  # the stack runs the last one first, and each of them
+                stack.callback(stream.finish)
+
+
+class _SaidLines:
+    """The lines of the engine itself that are printed, of both streams. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lines: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def add_new(self, line: bytes) -> bool:
+        """Add a line; return whether it is new."""
+        with self._lock:
+            is_new = line not in self._lines
+            self._lines.add(line)
+        return is_new
 
 
 class _OutputStream:
     """One of the two streams of a service's output, and how many lines of each task are printed."""
 
-    def __init__(self, client: DockerClient, service: str, name: str, write: Write) -> None:
+    def __init__(self, client: DockerClient, service: str, name: str, write: Write, said: _SaidLines) -> None:
         self._client, self._service, self._name, self._write = client, service, name, write
+        self._said = said
         self._printed: dict[str, int] = {}
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -79,12 +98,14 @@ class _OutputStream:
             with self._lock:
                 if self._done.is_set():
                     return
-                if task is not None:
-                    counts[task] = counts.get(task, 0) + 1
-                    if counts[task] <= self._printed.get(task, 0):
-                        continue
-                    self._printed[task] = counts[task]
-                self._write(self._name, task, text)
+                if task is None:
+                    if self._said.add_new(text):
+                        self._write(self._name, task, text)
+                    continue
+                counts[task] = counts.get(task, 0) + 1
+                if counts[task] > self._printed.get(task, 0):
+                    self._write(self._name, task, text)
+                    self._printed[task] = counts[task]  # now: the next reading repeats what was not written
 
 
 def _split_line(line: bytes) -> tuple[str | None, bytes]:

@@ -92,9 +92,11 @@ def parse_engine_config(text: str, where: str) -> dict[str, Any]:
     for key, kind in ((RESOURCES, list), (LABELS, list), (HOSTS, list), (RUNTIMES, dict)):
         if not isinstance(config.get(key, kind()), kind):
             raise UsageError(f"{where}: {key} is not a JSON {'array' if kind is list else 'object'}")
+    if not all(isinstance(host, str) for host in config.get(HOSTS, ())):
+        raise UsageError(f"{where}: {HOSTS} is not an array of strings")
     if config.get(REMAP):
         raise UsageError(f"{where}: {REMAP} is not supported: it moves the engine's records of containers")
-    other = config.get(DEFAULT, RUNC)
+    other = config.get(DEFAULT) or RUNC
     if other not in (RUNC, RUNTIME):
         raise UsageError(
             f"{where}: {DEFAULT} is already {other!r}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from dataclasses import dataclass
 
@@ -117,8 +119,8 @@ class SwarmService:
         for volume in self.volumes:
             source, target, *mode = volume.split(":")
             kind = "bind" if source.startswith("/") else "volume"
-            readonly = ",readonly" if mode == ["ro"] else ""
-            mounts.append(f"type={kind},source={source},target={target}{readonly}")
+            fields = [f"type={kind}", f"source={source}", f"target={target}"]
+            mounts.append(_format_csv(*fields, *(["readonly"] if mode == ["ro"] else [])))
         options = (
             ("--constraint", self.placement),
             ("--network", self.networks),
@@ -169,6 +171,13 @@ def make_service_name(image: str, token: str) -> str:
     """Return a name for a service with this image: the image's last component, and a unique token."""
     component = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     return f"{INVALID.sub('-', component)[:NAME_LENGTH]}-{token}"
+
+
+def _format_csv(*fields: str) -> str:
+    """Return the value of --mount, which docker reads as a line of CSV."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
 
 
 def _format_pairs(mapping: dict[str, str]) -> list[str]:

@@ -449,7 +449,7 @@ def _check_pulls(facts: NodeFacts) -> Verdicts:
         acting = ", ".join(f"{one.name} = {one.value}" for one in known)
         ignored = ", ".join(f"{one.name} ({one.remark})" for one in settings if not one.acts)
         said = [acting, f"no effect: {ignored}" if ignored else ""]
-        yield _make_ok(f"{way}: {'; '.join(filter(None, said))}")
+        yield _make_ok(f"{way}: {'; '.join(filter(None, said)) or 'its settings were not found'}")
         for one in settings:
             if one.remark and one.acts:
                 command = f"imagematrix doctor --drop-in {quote_word(one.engine)}"

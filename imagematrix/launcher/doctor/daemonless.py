@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PIPE = 1 << 16  # bytes of an answer
+FAILED = "a trial in a namespace of its own failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ def _try_mount() -> None:
     with make_launch_folder() as folder:
         child = os.fork()
         if child == 0:
-            error: ImagematrixError | None = EngineError("a trial in a namespace of its own failed")
+            error: ImagematrixError | None = EngineError(FAILED)
             try:
                 namespace.enter_namespaces()
                 image_root.mount_trial_root(folder)
@@ -118,7 +119,8 @@ def _try_mount() -> None:
                 os._exit(0)
         os.close(writer)
         with os.fdopen(reader, "rb") as answer:
-            failure = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
+            said = answer.read(PIPE)  # nothing if the process was killed
+        failure = pickle.loads(said) if said else EngineError(FAILED)  # noqa: S301 - of our own process
         os.waitpid(child, 0)
     if failure:
         raise failure

@@ -32,7 +32,7 @@ def find_libcudas(reference: str) -> tuple[str, ...]:
     except tarfile.TarError as error:
         raise EngineError(f"cannot read the files of {reference}: {error}") from error
     finally:
-        _run_docker("rm", "--force", container)
+        _run_docker("rm", "--force", "--volumes", container)  # of VOLUME, which `create` has filled
     libcudas = []
     for name in names:
         library, version = parse_file_name(name) or ("", None)

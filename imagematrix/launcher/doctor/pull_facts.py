@@ -13,7 +13,8 @@ from imagematrix.common.json_documents import parse_natural, read_json
 from imagematrix.common.programs import find_program, read_output
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.tree import Tree
-from imagematrix.images.engine import endpoint
+from imagematrix.images.engine import endpoint, engine_process
+from imagematrix.images.engine.engine_process import CONTAINERD, DOCKERD, EngineProcess
 from imagematrix.launcher.doctor.pulls import (
     COPIES,
     DOCKER_DOWNLOADS,
@@ -27,10 +28,8 @@ from imagematrix.launcher.doctor.pulls import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Self
 
 TIMEOUT_S = 10
-CONTAINERD = "containerd"
 DAEMON_FILE = "/etc/docker/daemon.json"
 # The containerd that dockerd starts for itself: what it pulls, dockerd pulls.
 DOCKERS_OWN = "/containerd/containerd.toml"
@@ -50,29 +49,23 @@ def gather_pull_facts(docker: DockerFacts | None) -> PullFacts:
 def _read_containerds(tree: Tree) -> Iterator[ContainerdFacts]:
     """Yield what each containerd of this machine says, without Docker's own.
 
-    Each is asked by its own program with its own file, which k3s and others keep in other places. As root,
-    only programs of root in this mount namespace are started: anybody can call a process containerd, and that
-    of a container has other files.
+    Each is asked by its own program with its own file, which k3s and others keep in other places.
     """
-    for pid in filter(str.isdecimal, tree.list_names("/proc")):
-        if (tree.read_text(f"/proc/{pid}/comm") or "").strip() != CONTAINERD:
-            continue
+    for process in engine_process.find_trusted(CONTAINERD):
         try:
-            with _EngineProcess(int(pid)) as process:
-                facts = _ask_containerd(process, tree)
+            facts = _ask_containerd(process, tree)
         except (OSError, ValueError, RecursionError, subprocess.SubprocessError):
-            continue  # it has ended, is another user's, or is none
+            continue  # it has ended, or is none
         if facts:
             yield facts
 
 
-def _ask_containerd(process: _EngineProcess, tree: Tree) -> ContainerdFacts | None:
-    words = process.read_words()
-    file = _find_option(words, "--config", "-config", "-c")
-    if not process.may_be_started() or (file or "").endswith(DOCKERS_OWN):
+def _ask_containerd(process: EngineProcess, tree: Tree) -> ContainerdFacts | None:
+    file = _find_option(process.read_words(), "--config", "-config", "-c")
+    if (file or "").endswith(DOCKERS_OWN):
         return None
-    _, _, version, *_ = process.ask("--version").split()  # after the name and the module
-    config = tomllib.loads(process.ask(*(("--config", file) if file else ()), "config", "dump"))
+    _, _, version, *_ = process.run_program("--version").split()  # after the name and the module
+    config = tomllib.loads(process.run_program(*(("--config", file) if file else ()), "config", "dump"))
     mkfs = find_program("mkfs.erofs")
     said = read_output([mkfs, "-V"], TIMEOUT_S).stdout.split() if mkfs else []
     return ContainerdFacts(
@@ -83,53 +76,6 @@ def _ask_containerd(process: _EngineProcess, tree: Tree) -> ContainerdFacts | No
         mkfs_erofs=next((word for word in said if word[:1].isdigit()), None),
         soci_parallel=_reads_in_parallel(tree),
     )
-
-
-class _EngineProcess:
-    """A process that stays the same one while it is asked, even if it ends and another gets its number."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._folder)
-
-    def read_words(self) -> list[str]:
-        return [os.fsdecode(word) for word in self._read_file("cmdline").split(b"\0")]
-
-    def may_be_started(self) -> bool:
-        """Whether this user may trust its program: root only that of another process of root here."""
-        users = {*self._read_users()}
-        here = str(Path("/proc/self/ns/mnt").readlink())
-        return os.readlink("ns/mnt", dir_fd=self._folder) == here and users == {os.geteuid()}
-
-    def ask(self, *words: str) -> str:
-        """Return the output of another start of its program; raise OSError, ValueError or SubprocessError."""
-        program = os.open("exe", os.O_PATH, dir_fd=self._folder)
-        try:
-            done = subprocess.run(
-                (f"/proc/self/fd/{program}", *words),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=TIMEOUT_S,
-                pass_fds=(program,),
-                check=True,
-            )
-        finally:
-            os.close(program)
-        return done.stdout.decode()
-
-    def _read_file(self, name: str) -> bytes:
-        with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=self._folder), "rb") as file:
-            return file.read(LIMIT)
-
-    def _read_users(self) -> Iterator[int]:
-        for line in self._read_file("status").splitlines():
-            if line.startswith(b"Uid:"):
-                yield from map(int, line.split()[1:])
 
 
 def _find_option(words: Sequence[str], *names: str) -> str | None:
@@ -155,16 +101,50 @@ def _read_downloads(docker: DockerFacts) -> DockerFacts | None:
     It is in the command line of the daemon or in its file, so None is returned for one on another machine.
     """
     listener = endpoint.get_listener_pid(endpoint.find_address())
+    if not listener:
+        return None
     try:
-        words = Path(f"/proc/{listener}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        daemon = _read_daemon(listener)
     except OSError:
         return None
-    downloads: object = _find_option(words, f"--{DOCKER_DOWNLOADS}")
-    if downloads is None:
-        with contextlib.suppress(UsageError):
-            document = read_json(_find_option(words, "--config-file") or DAEMON_FILE, limit=LIMIT)
-            downloads = document.get(DOCKER_DOWNLOADS) if isinstance(document, dict) else None
-    return replace(docker, downloads=parse_natural(str(downloads)))
+    if daemon is None:
+        return replace(docker, is_configured_here=False)
+    words, user = daemon
+    file = _find_option(words, "--config-file") or _find_daemon_file(user)
+    if file is None:
+        return replace(docker, is_configured_here=False)
+    flag = _find_option(words, f"--{DOCKER_DOWNLOADS}")
+    if flag is not None:
+        return replace(docker, downloads=parse_natural(flag))
+    document: object = None
+    with contextlib.suppress(UsageError):
+        document = read_json(file, limit=LIMIT)
+    value = document.get(DOCKER_DOWNLOADS) if isinstance(document, dict) else None
+    # In the file, dockerd does not tell 0 from a value that is absent (MergeDaemonConfigurations).
+    return replace(docker, downloads=parse_natural(str(value)) or None)
+
+
+def _read_daemon(listener: int) -> tuple[list[str], int | None] | None:
+    """Return the command line and the user of the daemon at a socket, None if it is not certain which it is.
+
+    systemd listens for the daemon, which then gets the socket (`dockerd -H fd://`).
+    """
+    with EngineProcess(listener) as process:
+        if process.read_name() == DOCKERD:
+            return process.read_words(), min(process.read_users(), default=None)
+    commands = engine_process.read_commands(DOCKERD)
+    return (next(iter(commands.values())), os.geteuid()) if len(commands) == 1 else None
+
+
+def _find_daemon_file(user: int | None) -> str | None:
+    """Return the file that a user's daemon reads by default, None if it is not known."""
+    if user == 0:
+        return DAEMON_FILE
+    return str(_get_config_folder() / "docker/daemon.json") if user == os.geteuid() else None
+
+
+def _get_config_folder() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
 
 
 def _read_podman() -> PodmanFacts | None:
@@ -192,7 +172,7 @@ def _list_podman_files() -> Iterator[Path]:
     only, over = os.environ.get("CONTAINERS_CONF"), os.environ.get("CONTAINERS_CONF_OVERRIDE")
     folders = [Path("/usr/share/containers"), Path("/etc/containers")]
     if os.geteuid() != 0:
-        folders.append(Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "containers")
+        folders.append(_get_config_folder() / "containers")
     if only:
         yield Path(only)
     for folder in () if only else folders:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     Release = tuple[int, ...]
@@ -32,7 +33,7 @@ DOWNLOADS, UNPACKS = "max_concurrent_downloads", "max_concurrent_unpacks"
 SINCE: dict[str, Release] = {DOWNLOADS: (1, 7), "concurrent_layer_fetch_buffer": (2, 1), UNPACKS: (2, 2)}
 # Before it, a layer that is unpacked beside others loses its whiteouts on overlayfs: files that it deletes
 # are there again, and what runs is not what was audited (containerd/containerd#13030).
-KEEPS_WHITEOUTS = (2, 2, 3)
+KEEPS_WHITEOUTS, LOST_WHITEOUTS = (2, 2, 3), "containerd#13030"
 MOST_UNPACKS = 8
 OVERLAYFS, EROFS, SOCI = "overlayfs", "erofs", "soci"
 SOCI_FILE = "/etc/soci-snapshotter-grpc/config.toml"
@@ -41,7 +42,8 @@ EROFS_UTILS = (1, 7)  # docs/snapshotters/erofs.md of containerd
 DOCKER_DOWNLOADS, COPIES = "max-concurrent-downloads", "image_parallel_copies"
 DOCKER_LIMIT = (29, 7)  # until then, Docker's containerd store had no limit (moby/moby#53081)
 DEFAULT_DOWNLOADS, DEFAULT_COPIES = 3, 6  # of containerd and Docker, and of Podman
-UNLIMITED = 0
+# More than one pull ever needs. No limit, which is 0, can only be given as a flag: in the file, 0 means 3.
+MANY_DOWNLOADS = 64
 
 DROP_INS = ("containerd", "docker")  # the engines for which there may be something to set
 CONTAINERD_DROP_IN = (
@@ -71,11 +73,15 @@ class ContainerdFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerFacts:
-    """A Docker on this machine: its release, its store, and max-concurrent-downloads, None if not set."""
+    """A Docker on this machine: its release, its store, and max-concurrent-downloads, None if not set.
+
+    `is_configured_here` is false if its command line or its file was not found.
+    """
 
     version: str
     containerd_store: bool
     downloads: int | None = None
+    is_configured_here: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +131,8 @@ class PullSetting:
 
 def list_pull_settings(facts: PullFacts) -> tuple[PullSetting, ...]:
     """Return the settings of all engines."""
-    settings: list[PullSetting] = []
-    for containerd in facts.containerds:
-        settings += _judge_containerd(containerd, facts.processors)
+    judged = (_judge_containerd(containerd, facts.processors) for containerd in facts.containerds)
+    settings = [*_share_drop_in([*chain.from_iterable(judged)])]
     if facts.docker:
         settings.append(_judge_docker(facts.docker))
     if facts.podman:
@@ -173,20 +178,32 @@ def find_local_pull(config: Mapping[str, Any]) -> str | None:
 
 
 def format_drop_in(engine: str, settings: Iterable[PullSetting]) -> str:
-    """Return the file that gives an engine the advised values; empty if it needs none.
-
-    Of several containerds, the least value counts: what one of them gets wrong is not advised for another.
-    """
-    advised: dict[str, int] = {}
-    for one in settings:
-        if one.engine == engine and one.advised is not None:
-            advised[one.name] = min(one.advised, advised.get(one.name, one.advised))
+    """Return the file that gives an engine the advised values; empty if it needs none."""
+    advised = {one.name: one.advised for one in settings if one.engine == engine and one.advised is not None}
     if not advised:
         return ""
     if engine == "docker":
         return json.dumps(advised, indent=2) + "\n"
     lines = [f"{name} = {value}" for name, value in advised.items()]
     return "\n".join((*CONTAINERD_DROP_IN, f"[plugins.'{TRANSFER}']", *lines, ""))
+
+
+def _share_drop_in(settings: Sequence[PullSetting]) -> Iterator[PullSetting]:
+    """Yield the settings of all containerds, for which one file is advised: nothing that one gets wrong."""
+    wrong = next((one.version for one in settings if _loses_whiteouts(one)), None)
+    for one in settings:
+        if wrong and one.advised is not None and one.advised > 1:
+            remedy = (
+                f"first upgrade containerd {wrong}, which unpacks wrongly with more than 1: {LOST_WHITEOUTS}"
+            )
+            yield replace(one, advised=None, remedy=remedy)
+        else:
+            yield one
+
+
+def _loses_whiteouts(one: PullSetting) -> bool:
+    """Whether a setting lets its containerd lose whiteouts; `ctr` always unpacks for overlayfs."""
+    return one.name == UNPACKS and one.acts and parse_release(one.version) < KEEPS_WHITEOUTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +255,7 @@ def _judge_setting(
     elif name == UNPACKS and isinstance(value, int):
         if release < KEEPS_WHITEOUTS:  # never faster than right
             if value > 1 and path.snapshotter == OVERLAYFS:
-                advised, remark = 1, "files that a layer deletes are there again: containerd#13030"
+                advised, remark = 1, f"files that a layer deletes are there again: {LOST_WHITEOUTS}"
         elif value <= 1 < processors:
             advised, remark = min(processors, MOST_UNPACKS), "layers are unpacked one after the other"
     return PullSetting(
@@ -296,17 +313,18 @@ def _list_differs(config: Mapping[str, Any], path: _Path) -> Iterator[object]:
 def _judge_docker(facts: DockerFacts) -> PullSetting:
     limited = not facts.containerd_store or parse_release(facts.version) >= DOCKER_LIMIT
     value = DEFAULT_DOWNLOADS if facts.downloads is None else facts.downloads
+    is_known = facts.is_configured_here
     advised, remark = None, None
     if not limited:
         remark = f"from {_format_release(DOCKER_LIMIT)} on; until then there is no limit"
-    elif facts.containerd_store and facts.downloads is None:
-        advised, remark = UNLIMITED, "all pulls of this engine share the limit, which 29.7 brought"
+    elif is_known and facts.containerd_store and facts.downloads is None:
+        advised, remark = MANY_DOWNLOADS, "all pulls of this engine share the limit, which 29.7 brought"
     return PullSetting(
         engine="docker",
         version=facts.version,
         path="docker (containerd store)" if facts.containerd_store else "docker (classic store)",
         name=DOCKER_DOWNLOADS,
-        value=value,
+        value=value if is_known else None,
         acts=limited,
         since=_format_release(DOCKER_LIMIT) if facts.containerd_store else None,
         advised=advised,

@@ -3,10 +3,13 @@
 import asyncio
 import gc
 import os
+import subprocess
+import sys
 import time
 import weakref
 
 import pytest
+from system_calls import RESOURCES, filter_command
 
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.integrations.http_service import workers as workers_module
@@ -194,3 +197,38 @@ def test_a_caller_that_leaves_does_not_spoil_the_next_call():
         assert (await workers.call(process, cached=None))[0] == pid
 
     using(work, count=1)
+
+
+CALL = """
+import asyncio, resource
+from imagematrix.integrations.http_service.workers import Workers
+
+async def run():
+    workers = Workers(count=1)
+    try:
+        print(await workers.call({function}, cached={argument}))
+    finally:
+        await workers.end()
+
+{before}
+asyncio.run(run())
+"""
+
+
+def call_elsewhere(function, argument, *, prefix=(), before=""):
+    """Return what a worker of another process prints for a call."""
+    program = CALL.format(function=function, argument=argument, before=before)
+    command = [*prefix, sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_service_that_may_not_change_its_priority_and_limits_has_workers():
+    """As with SystemCallFilter=~@resources of a unit."""
+    assert call_elsewhere("len", "'abc'", prefix=filter_command(denied=RESOURCES)) == "3"
+
+
+def test_a_lower_limit_of_memory_stays():
+    hard = 900 << 20
+    before = f"resource.setrlimit(resource.RLIMIT_AS, ({hard}, {hard}))"
+    said = call_elsewhere("resource.getrlimit", "resource.RLIMIT_AS", before=before)
+    assert said == str((hard, hard))

@@ -6,6 +6,7 @@ import pytest
 from distribution import MANIFEST, digest
 
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.images.oci.layout import LayoutFolder
 from imagematrix.images.oci.manifest import INDEX
 from imagematrix.integrations.resolver.upstream import open_upstream
 
@@ -85,3 +86,20 @@ def test_damaged_layouts_are_rejected(tmp_path, layout, published):
         upstream.list_tags("ml/training")
     with pytest.raises(UsageError, match="is not an OCI layout"):
         open_upstream(f"oci:{tmp_path / 'blobs'}")
+
+
+def test_a_link_out_of_the_layout_is_no_blob(front, layout, tmp_path_factory):
+    """Whoever made the layout would read what the resolver's user may read."""
+    outside = tmp_path_factory.mktemp("other") / "secret"
+    outside.write_text("secret")
+    blobs = layout / "blobs" / "sha256"
+    (blobs / ("a" * 64)).symlink_to(outside)
+    (blobs / ("b" * 64)).symlink_to(blobs / ("b" * 64))
+    (blobs / ("c" * 64)).symlink_to(digest(LAYER).removeprefix("sha256:"))
+    node = front(name=f"oci:{layout}")
+    for name in "ab":
+        assert node.get(f"/v2/ml/training/blobs/sha256:{name * 64}").status_code == 404
+        assert node.pull(f"sha256:{name * 64}")[0] == 404
+    assert node.get(f"/v2/ml/training/blobs/sha256:{'c' * 64}").content == LAYER
+    with pytest.raises(EngineError, match="not found in the layout"):
+        LayoutFolder(layout, EngineError).open(f"sha256:{'a' * 64}")

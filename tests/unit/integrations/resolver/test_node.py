@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.probe import probe_hardware
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.integrations.resolver import node
 from imagematrix.integrations.resolver.audit_log import ResolverLog
-from imagematrix.integrations.resolver.choice import resolve_tag
+from imagematrix.integrations.resolver.choice import ResolvedTag, resolve_tag
 from imagematrix.integrations.resolver.node import HostSources, ReloadedHost
 
 HOSTS = Path(__file__).parents[3] / "hosts"
@@ -134,3 +135,17 @@ def test_the_log_says_that_a_default_is_not_the_first():
         "it needs 60000 MiB of GPU memory, and GPU 0 (NVIDIA L40S) has 46068 MiB"
     )
     assert resolve_tag(nodes, "v1-precisionint8", catalog).warnings == ()
+
+
+def test_only_the_present_variant_of_a_tag_is_counted():
+    """Otherwise each change of a version would leave a series for ever."""
+    log = ResolverLog(lambda _: None)
+    for name in "abcde":
+        chosen = ResolvedTag(
+            tag="v1", reference=f"t:v1-{name}", digest=f"sha256:{name}", gpus=(), fits=1, variants=5
+        )
+        for _ in range(2):
+            log.log_choice("t:v1", chosen, [])
+    text = generate_latest(log.registry).decode()
+    series = [line for line in text.splitlines() if line.startswith("imagematrix_resolver_choices_total{")]
+    assert series == ['imagematrix_resolver_choices_total{tag="t:v1",variant="t:v1-e"} 1.0']

@@ -22,6 +22,7 @@ from imagematrix.images.catalog import image_index as catalog_index
 from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.images.oci.manifest import INDEX
 from imagematrix.images.oci.registry import Registry
+from imagematrix.integrations.http_service import workers
 from imagematrix.integrations.http_service.connections import Limits
 from imagematrix.integrations.resolver import tag_cache
 from imagematrix.integrations.resolver import upstream as upstream_module
@@ -377,6 +378,16 @@ def test_changed_version_or_node_changes_the_answer(front, published, monkeypatc
     machine.name = "nowhere"
     with pytest.raises(EngineError, match="the node cannot be read"):
         node.answer_own()
+
+
+def test_without_processes_for_choices_it_has_no_answer_of_its_own(node, published, monkeypatch):
+    """Not even before the first request: it would seem ready, and refuse each version."""
+    monkeypatch.setattr(workers, "make_child_command", lambda _: ["false"])
+    for _ in range(2):
+        with pytest.raises(EngineError, match="the work took more than"):
+            node.answer_own()
+        assert node.pull("v1")[0] == 502
+    assert published.digests
 
 
 def test_damaged_catalog_is_rejected(front, published, upstream):

@@ -115,24 +115,9 @@ class TestEngine:
 
     FILE = Path("/etc/docker/daemon.json")
 
-    @pytest.fixture
-    def proc(self, tmp_path):
-        """Return a function that creates a process with a command line."""
-
-        def make(*words):
-            folder = tmp_path / "proc" / str(100 + len(list((tmp_path / "proc").glob("*"))))
-            folder.mkdir(parents=True)
-            (folder / "cmdline").write_text("".join(f"{word}\0" for word in words))
-            return tmp_path / "proc"
-
-        make("/sbin/init")
-        return make
-
-    def test_its_flags(self, proc):
-        folder = proc(
-            "/usr/sbin/dockerd", "-H", "fd://", "--containerd=/run/c.sock", "--debug", "--label", "a=b"
-        )
-        engine = engine_file.find_daemon(self.FILE, folder)
+    def test_its_flags(self):
+        words = ["/usr/sbin/dockerd", "-H", "fd://", "--containerd=/run/c.sock", "--debug", "--label", "a=b"]
+        engine = engine_file.find_daemon(self.FILE, {99: words})
         assert engine.flags == (
             ("H", "fd://"),
             ("containerd", "/run/c.sock"),
@@ -140,10 +125,15 @@ class TestEngine:
             ("label", "a=b"),
         )
 
-    def test_another_file_is_another_engine(self, proc, tmp_path):
-        folder = proc("dockerd", "--label", "a=b", "--config-file", str(tmp_path / "daemon.json"))
-        assert engine_file.find_daemon(self.FILE, folder) == EngineDaemon()
-        assert engine_file.find_daemon(tmp_path / "daemon.json", folder).get_values("label") == ["a=b"]
+    def test_another_file_is_another_engine(self, tmp_path):
+        commands = {99: ["dockerd", "--label", "a=b", "--config-file", str(tmp_path / "daemon.json")]}
+        assert engine_file.find_daemon(self.FILE, commands) == EngineDaemon()
+        assert engine_file.find_daemon(tmp_path / "daemon.json", commands).get_values("label") == ["a=b"]
+
+    def test_several_with_one_file_are_an_error(self):
+        commands = {999: ["dockerd"], 1000: ["dockerd", "-D"], 1001: ["dockerd", "--config-file=/x"]}
+        with pytest.raises(UsageError, match=r"several engines use /etc/docker/daemon\.json: .* 999, 1000$"):
+            engine_file.find_daemon(self.FILE, commands)
 
     def test_flags_that_conflict(self):
         engine = EngineDaemon(flags=(("label", "a=b"), ("node-generic-resource", "gpu=1")))

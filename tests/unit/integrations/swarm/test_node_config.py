@@ -115,7 +115,15 @@ def test_absent_resources_are_not_listed():
     assert emptied["node-generic-resources"] == []
 
 
-@pytest.mark.parametrize(("text", "config"), [("", {}), (" \n", {}), ('{"debug": true}', {"debug": True})])
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("", {}),
+        (" \n", {}),
+        ('{"debug": true}', {"debug": True}),
+        ('{"default-runtime": null}', {"default-runtime": None}),
+    ],
+)
 def test_a_file_is_read(text, config):
     assert parse_engine_config(text, "daemon.json") == config
 
@@ -130,6 +138,7 @@ def test_a_file_is_read(text, config):
         ({"node-generic-resources": "gpu=a"}, "node-generic-resources is not a JSON array"),
         ({"labels": {}}, "labels is not a JSON array"),
         ({"hosts": None}, "hosts is not a JSON array"),
+        ({"hosts": ["fd://", 5]}, "hosts is not an array of strings"),
         ({"runtimes": []}, "runtimes is not a JSON object"),
         ({"default-runtime": "nvidia"}, "default-runtime is already 'nvidia'"),
         ({"userns-remap": "default"}, "userns-remap is not supported"),

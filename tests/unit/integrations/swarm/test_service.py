@@ -97,6 +97,21 @@ def test_the_docker_command_is_equivalent():
     )
 
 
+@pytest.mark.parametrize(
+    ("volume", "mount"),
+    [
+        ("/data,v1:/x", 'type=bind,"source=/data,v1",target=/x'),
+        ("data:/x,readonly:ro", 'type=volume,source=data,"target=/x,readonly",readonly'),
+        ('/a"b:/x', 'type=bind,"source=/a""b",target=/x'),
+    ],
+)
+def test_what_docker_reads_as_csv_is_quoted(volume, mount):
+    made = service(volumes=(volume,))
+    words = made.to_command()
+    assert words[words.index("--mount") + 1] == mount
+    assert made.to_arguments()["mounts"] == [volume]
+
+
 def test_the_document(conforms):
     document = conforms(service(reservation=SHARE).to_json("abc"))
     assert document["resources"] == {"VRAM": 3814}

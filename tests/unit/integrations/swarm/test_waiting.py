@@ -4,6 +4,7 @@ import pytest
 from double import Double
 
 from imagematrix.cli.swarm.run import JobWait
+from imagematrix.errors import EngineError
 from imagematrix.integrations.swarm.reservation import Reservation
 from imagematrix.integrations.swarm.service import SwarmService
 from imagematrix.integrations.swarm.tasks import SwarmTask
@@ -33,6 +34,14 @@ class Manager(Double):
         return self.list_tasks(identifier)
 
 
+def wait(manager, replicas):
+    """Wait for a job, and return the exit code."""
+    service = SwarmService(
+        name="job", image="i", command=(), job=True, replicas=replicas, reservation=Reservation()
+    )
+    return JobWait(manager=manager, service=service, identifier="id", remove=False).run(Client())
+
+
 @pytest.mark.parametrize(
     ("replicas", "expected"),
     [
@@ -41,8 +50,19 @@ class Manager(Double):
     ],
 )
 def test_each_line_of_several_tasks_begins_with_the_name_of_its_task(capfdbinary, replicas, expected):
-    service = SwarmService(
-        name="job", image="i", command=(), job=True, replicas=replicas, reservation=Reservation()
-    )
-    assert JobWait(manager=Manager(), service=service, identifier="id", remove=False).run(Client()) == 0
+    assert wait(Manager(), replicas) == 0
     assert capfdbinary.readouterr().out == expected
+
+
+def test_lines_have_the_id_of_their_task_while_no_manager_answers(capfdbinary):
+    class Away(Manager):
+        def list_tasks(self, _):
+            raise EngineError("the engine cannot be reached")
+
+        def wait(self, *_):
+            return []
+
+    assert wait(Away(), 2) == 0
+    printed = capfdbinary.readouterr().out
+    assert printed.startswith(b"job.a | one\njob.a | two\njob.b | \xff\n")
+    assert len(printed.splitlines()) == len(OUTPUT)

@@ -1,6 +1,7 @@
 """What the doctor finds about starting containers without a daemon."""
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,3 +114,14 @@ def test_the_trial_is_in_another_process(monkeypatch, works, tmp_path):
     else:
         with pytest.raises(EngineError, match="refused"):
             daemonless._try_mount()
+
+
+def test_a_trial_that_is_killed_has_failed(monkeypatch, tmp_path):
+    """As by a filter of system calls, or for want of memory."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(
+        "imagematrix.launcher.daemonless.namespace.enter_namespaces",
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+    )
+    with pytest.raises(EngineError, match="a trial in a namespace of its own failed"):
+        daemonless._try_mount()

@@ -287,7 +287,7 @@ def test_settings_of_pulls_are_told_with_the_command_that_changes_them(cli, conf
         ),
     ]
     assert "-> imagematrix doctor --drop-in containerd; it sets max_concurrent_unpacks = 4" in result.out
-    assert "-> imagematrix doctor --drop-in docker; it sets max-concurrent-downloads = 0" in result.out
+    assert "-> imagematrix doctor --drop-in docker; it sets max-concurrent-downloads = 64" in result.out
     document = conforms(json.loads(cli("doctor", "--json").out))
     assert {one["engine"] for one in document["pulls"]} == {"containerd", "docker"}
 
@@ -297,7 +297,7 @@ def test_a_drop_in_is_the_file_and_nothing_else(cli):
     result = cli("doctor", "--drop-in", "containerd")
     assert (result.code, result.err) == (0, "")
     assert tomllib.loads(result.out) == {"version": 3, "plugins": {TRANSFER: {UNPACKS: 4}}}
-    assert json.loads(cli("doctor", "--drop-in", "docker").out) == {"max-concurrent-downloads": 0}
+    assert json.loads(cli("doctor", "--drop-in", "docker").out) == {"max-concurrent-downloads": 64}
 
 
 @pytest.mark.usefixtures("docker", "engine")

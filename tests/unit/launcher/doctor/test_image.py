@@ -41,7 +41,7 @@ def test_each_libcuda_is_found_and_the_container_is_removed(docker):
     assert find_libcudas("training:v1-x") == ("/opt/libcuda.so.470.256.02", f"/{LIBRARY}")
     created, exported, removed = calls.read_text().splitlines()
     assert created == "create --pull=never --network=none training:v1-x true"
-    assert (exported, removed) == ("export 123", "rm --force 123")
+    assert (exported, removed) == ("export 123", "rm --force --volumes 123")
 
 
 def test_an_absent_image_is_not_pulled(docker):
@@ -60,7 +60,7 @@ def test_a_failed_export_leaves_no_container(docker):
     calls = docker(LIBRARY, exported=1)
     with pytest.raises(EngineError, match="docker export failed"):
         find_libcudas("t:v1")
-    assert calls.read_text().endswith("rm --force 123\n")
+    assert calls.read_text().endswith("rm --force --volumes 123\n")
 
 
 def test_a_truncated_export_is_an_engine_error(docker, tmp_path):

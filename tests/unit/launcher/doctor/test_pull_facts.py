@@ -6,14 +6,14 @@ A program stands for containerd, which tells its version and prints its file as 
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from compiling import compiled
 
-from imagematrix.images.engine import endpoint
+from imagematrix.images.engine import endpoint, engine_process
+from imagematrix.images.engine.engine_process import EngineProcess
 from imagematrix.launcher.doctor import pull_facts
 from imagematrix.launcher.doctor.pull_facts import gather_pull_facts
 from imagematrix.launcher.doctor.pulls import DockerFacts, PodmanFacts
@@ -84,7 +84,7 @@ def test_what_is_no_configuration_is_left_out(start, text):
 
 
 def test_one_that_does_not_answer_is_left_out(start, monkeypatch, tmp_path):
-    monkeypatch.setattr(pull_facts, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(engine_process, "TIMEOUT_S", 0.2)
     (tmp_path / "etc").mkdir()
     os.mkfifo(tmp_path / "etc/fifo")
     process = start(CONFIG.format(4))
@@ -106,11 +106,36 @@ def test_root_starts_no_program_of_another_user_or_of_a_container(start, tmp_pat
     assert unpacks(gather_pull_facts(None)) == [6]
 
 
+@pytest.fixture
+def dockerd(tmp_path):
+    """Call it with options to start a program that is called dockerd; it returns the process."""
+    program = compiled(tmp_path / "dockerd", "int pause(void); int main(void) { return pause(); }")
+    started = []
+
+    def run(*options):
+        process = subprocess.Popen([program, *options])
+        started.append(process)
+        while Path(f"/proc/{process.pid}/comm").read_text() != "dockerd\n":
+            time.sleep(0.01)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def gather_docker():
+    return gather_pull_facts(DockerFacts(version="29.7.0", containerd_store=True)).docker
+
+
 @pytest.mark.parametrize(
     ("options", "file", "expected"),
     [
         ([], {}, None),
         ([], {"max-concurrent-downloads": 9}, 9),
+        ([], {"max-concurrent-downloads": 0}, None),  # dockerd takes it for absent
+        (["--max-concurrent-downloads=0"], {}, 0),
         (["--max-concurrent-downloads=7"], {"max-concurrent-downloads": 9}, 7),
         (["--max-concurrent-downloads", "7"], {}, 7),
         ([], {"max-concurrent-downloads": "many"}, None),
@@ -118,16 +143,39 @@ def test_root_starts_no_program_of_another_user_or_of_a_container(start, tmp_pat
         ([], ["no object"], None),
     ],
 )
-def test_docker_s_limit_is_in_its_command_line_or_its_file(monkeypatch, tmp_path, options, file, expected):
+def test_docker_s_limit_is_in_its_command_line_or_its_file(
+    monkeypatch, dockerd, tmp_path, options, file, expected
+):
     (tmp_path / "daemon.json").write_text(json.dumps(file))
-    words = ["import time; time.sleep(600)", "--config-file", str(tmp_path / "daemon.json"), *options]
-    with subprocess.Popen([sys.executable, "-c", *words]) as process:
-        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # the kernel sets it after the start
-            time.sleep(0.01)
-        monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: process.pid)
-        found = gather_pull_facts(DockerFacts(version="29.7.0", containerd_store=True)).docker
-        process.kill()
-    assert found == DockerFacts(version="29.7.0", containerd_store=True, downloads=expected)
+    process = dockerd("--config-file", str(tmp_path / "daemon.json"), *options)
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: process.pid)
+    assert gather_docker() == DockerFacts(version="29.7.0", containerd_store=True, downloads=expected)
+
+
+def test_a_daemon_of_an_ordinary_user_has_a_file_of_its_own(monkeypatch, dockerd, tmp_path):
+    process = dockerd()
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: process.pid)
+    monkeypatch.setattr(EngineProcess, "read_users", lambda _: frozenset([4321]))
+    assert gather_docker().is_configured_here is False
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker/daemon.json").write_text('{"max-concurrent-downloads": 9}')
+    assert gather_docker().downloads == 9
+
+
+def test_a_daemon_for_which_systemd_listens_is_found(monkeypatch, dockerd):
+    """Its socket tells only who began to listen."""
+    process = dockerd("-H", "fd://", "--max-concurrent-downloads=9")
+    others = [pid for pid in engine_process.read_commands("dockerd") if pid != process.pid]
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: os.getpid())
+    trusted = engine_process.find_trusted
+    monkeypatch.setattr(
+        engine_process, "find_trusted", lambda name: (one for one in trusted(name) if one.pid not in others)
+    )
+    assert gather_docker() == DockerFacts(version="29.7.0", containerd_store=True, downloads=9)
+    dockerd("--max-concurrent-downloads=8")
+    assert gather_docker().is_configured_here is False
 
 
 def test_a_docker_on_another_machine_is_left_out(monkeypatch):

@@ -23,7 +23,7 @@ UNPACKS = "max_concurrent_unpacks"
 BY_TRANSFER, WITHOUT = "CRI (transfer service)", "CRI (without the transfer service)"
 
 
-def judge(version="2.4.2", *, transfer=None, cri=None, processors=4, disabled=(), plugins=None, **facts):
+def make_containerd(version, transfer=None, cri=None, disabled=(), plugins=None, **facts):
     config = {
         "disabled_plugins": list(disabled),
         "plugins": {
@@ -32,7 +32,11 @@ def judge(version="2.4.2", *, transfer=None, cri=None, processors=4, disabled=()
             **(plugins or {}),
         },
     }
-    containerd = ContainerdFacts(version=version, config=config, **facts)
+    return ContainerdFacts(version=version, config=config, **facts)
+
+
+def judge(version="2.4.2", *, processors=4, **facts):
+    containerd = make_containerd(version, **facts)
     return list_pull_settings(PullFacts(processors=processors, containerds=(containerd,)))
 
 
@@ -79,10 +83,21 @@ def test_what_loses_whiteouts_is_advised_against(version):
     assert find(erofs, UNPACKS).advised is None
 
 
-def test_of_several_containerds_the_least_value_is_advised():
-    right, wrong = judge("2.4.2"), judge("2.2.2", transfer={UNPACKS: 2})
-    for settings in (right + wrong, wrong + right):
-        assert tomllib.loads(format_drop_in("containerd", settings))["plugins"][TRANSFER] == {UNPACKS: 1}
+@pytest.mark.parametrize("wrong", [make_containerd("2.2.2", {UNPACKS: 2}), make_containerd("2.2.2")])
+def test_what_one_containerd_gets_wrong_is_not_advised_for_another(wrong):
+    """Nor if no value of the wrong one has to change."""
+    right = make_containerd("2.4.2")
+    for containerds in ((right, wrong), (wrong, right)):
+        settings = list_pull_settings(PullFacts(processors=8, containerds=containerds))
+        assert {one.advised for one in settings} <= {None, 1}
+        (found,) = [one for one in settings if (one.version, one.path, one.name) == ("2.4.2", "ctr", UNPACKS)]
+        assert found.remark == "layers are unpacked one after the other"
+        assert found.remedy.startswith("first upgrade containerd 2.2.2")
+        text = format_drop_in("containerd", settings)
+        if wrong.config["plugins"][TRANSFER][UNPACKS] == 1:
+            assert text == ""
+        else:
+            assert tomllib.loads(text)["plugins"][TRANSFER] == {UNPACKS: 1}
 
 
 @pytest.mark.parametrize(
@@ -160,8 +175,9 @@ def test_soci_unpacks_side_by_side_by_a_setting_of_its_own():
 @pytest.mark.parametrize(
     ("version", "containerd", "downloads", "acts", "advised"),
     [
-        ("29.7.0", True, None, True, 0),
+        ("29.7.0", True, None, True, 64),
         ("29.7.0", True, 6, True, None),
+        ("29.7.0", True, 0, True, None),
         ("29.6.2", True, None, False, None),
         ("29.7.0", False, None, True, None),
         ("26.1.5+dfsg1", False, 9, True, None),
@@ -172,9 +188,17 @@ def test_docker_s_limit_acts_from_29_7_on_in_its_containerd_store(
 ):
     docker = DockerFacts(version=version, containerd_store=containerd, downloads=downloads)
     (found,) = list_pull_settings(PullFacts(docker=docker))
-    assert (found.value, found.acts, found.advised) == (downloads or 3, acts, advised)
+    value = 3 if downloads is None else downloads
+    assert (found.value, found.acts, found.advised) == (value, acts, advised)
     text = format_drop_in("docker", [found])
-    assert text == ("" if advised is None else '{\n  "max-concurrent-downloads": 0\n}\n')
+    assert text == ("" if advised is None else '{\n  "max-concurrent-downloads": 64\n}\n')
+
+
+def test_nothing_is_advised_for_a_docker_whose_settings_are_not_known():
+    docker = DockerFacts(version="29.7.1", containerd_store=True, is_configured_here=False)
+    (found,) = list_pull_settings(PullFacts(docker=docker))
+    assert (found.value, found.advised, found.remark) == (None, None, None)
+    assert format_drop_in("docker", [found]) == ""
 
 
 def test_podman_has_a_default_of_its_own():
