@@ -111,7 +111,8 @@ def _read_apk(file: IO[bytes]) -> Iterator[Entry]:
     for line in chain(_read_lines(file), (b"",)):
         if encoded := SHA1.fullmatch(line):
             yield "sha1", base64.b64decode(encoded[1])
-        elif fields := paragraph.take_line(line):
+        # Names with a dot are those of groups: `apk add --virtual .build-deps`.
+        elif (fields := paragraph.take_line(line)) and not fields.get("P", "").startswith("."):
             yield parse_apk(fields)
 
 
