@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from imagematrix.audit.binaries.driver_file import describe_driver
 from imagematrix.audit.binaries.elf import AARCH64, X86_64
@@ -51,7 +51,7 @@ class Contradiction:
 
     `path` is None if the proof is that no such file exists, or the image's configuration. `remedy` is what to
     do if the labels are right. `optional` is the glob that would state the file as optional; see
-    `_find_optional_glob`. `sentence` is the message where no words of WORDS make it.
+    `_make_finder_of_optional_globs`. `sentence` is the message where no words of WORDS make it.
     """
 
     fact: str
@@ -164,7 +164,8 @@ def _compare_content(image: AuditedImage) -> Iterator[Contradiction]:
 
 def _compare_platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     # An engine that has a base image only for another platform builds on it without a warning. A few programs
-    # for other machines are normal, such as cross compilers and emulators, so the majority decides.
+    # for other machines are normal, such as cross compilers and emulators, so the majority decides; a tie
+    # proves nothing.
     machine, _ = get_machine(variant.platform)
     architectures = dict(MACHINES.values())
     programs = [
@@ -173,7 +174,7 @@ def _compare_platform(audited: Audit, variant: Variant) -> Iterator[Contradictio
         if examined.file.machine in architectures and examined.file.linked
     ]
     counts = Counter(examined.file.machine for examined in programs)
-    if machine is None or not counts or counts.most_common(1)[0][0] == machine:
+    if machine is None or counts[machine] == max(counts.values(), default=0):
         return
     example = next(examined for examined in programs if examined.file.machine != machine)
     actual = architectures[example.file.machine or 0]
@@ -262,6 +263,9 @@ def _find_unproven_code(audited: Audit, variant: Variant) -> Iterator[Contradict
 
 def _compare_device_code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     """Yield the files without code for GPUs that all entries of the exact device code serve."""
+    find_optional_glob = _make_finder_of_optional_globs(
+        audited, lambda code: not device_code_entries.find_lacking(code, variant.code)
+    )
     for unit in audited.gpu_code if variant.device_code else ():
         entry = device_code_entries.make_entry(unit.name, unit.code, guard=unit.guard)
         computes = device_code_entries.find_lacking(entry, variant.code)
@@ -272,23 +276,37 @@ def _compare_device_code(audited: Audit, variant: Variant) -> Iterator[Contradic
                 claimed=computes,
                 actual=entry.cubins + texts,
                 path=unit.path,
-                optional=_find_optional_glob(
-                    audited, entry, lambda code: not device_code_entries.find_lacking(code, variant.code)
-                ),
+                optional=find_optional_glob(entry),
             )
 
 
-def _find_optional_glob(audited: Audit, code: Code, runs: Callable[[Code], bool]) -> str | None:
-    """Return the glob that states a file as optional if other files of its Python package have such code.
+def _make_finder_of_optional_globs(
+    audited: Audit, runs: Callable[[Code], bool]
+) -> Callable[[Code], str | None]:
+    """Return a function that finds the glob that states a file as optional.
 
-    None if they have none, "" if the file's own code runs.
+    Some other file of its Python package has code that `runs`. The glob is None if none has, "" if the file's
+    own code runs.
     """
-    if runs(code):
-        return ""
-    package, slash, _ = code.name.partition("/")
-    entries = (device_code_entries.make_entry(unit.name, unit.code) for unit in audited.gpu_code)
-    siblings = (entry for entry in entries if slash and package and entry.name.startswith(f"{package}/"))
-    return code.glob if any(map(runs, siblings)) else None
+    units = group_values((_get_package(unit.name), unit) for unit in audited.gpu_code)
+
+    @cache  # many files of a package may contradict
+    def has_running_code(package: str) -> bool:
+        codes = (device_code_entries.make_entry(unit.name, unit.code) for unit in units[package])
+        return package != "" and any(map(runs, codes))
+
+    def find_glob(code: Code) -> str | None:
+        if runs(code):
+            return ""
+        return code.glob if has_running_code(_get_package(code.name)) else None
+
+    return find_glob
+
+
+def _get_package(name: str) -> str:
+    """Return the folder at the top of a name, "" for a file of no Python package."""
+    package, slash, _ = name.partition("/")
+    return package if slash else ""
 
 
 def _compare_toolkits(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -320,6 +338,7 @@ def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contra
         computes=computes,
         newest=cuda.get_newest_ptx_isa(driver) if driver else None,
     )
+    find_optional_glob = _make_finder_of_optional_globs(audited, runs)
     present = {device_code.get_capability(target) for unit in audited.gpu_code for target in unit.code.cubins}
     for unit in audited.gpu_code:
         code = unit.code
@@ -339,7 +358,7 @@ def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contra
                 actual=actual,
                 path=unit.path,
                 remedy=_suggest_older_compute(broken, actual),
-                optional=_find_optional_glob(audited, entry, runs),
+                optional=find_optional_glob(entry),
             )
 
         for promise in variant.ptx:

@@ -30,6 +30,7 @@ MOST = 16  # entries: labels and annotations have limits
 MOST_OPTIONAL = 4  # of these
 MOST_PARTS = 32  # kinds of parts of an entry
 MOST_GLOBS = 16  # of an entry
+MOST_COMPARED = 256  # kinds of code that are compared with each other; the largest images have some dozens
 CUBIN, PTX = 0, 1
 
 
@@ -50,7 +51,7 @@ def make_entry(
     return Code(
         files=files,
         name=name,
-        globs=_limit_globs(globs),
+        globs=tuple(globs),
         cubins=cubins,
         ptx=() if code.scattered else texts,
         optional=optional,
@@ -149,9 +150,8 @@ def find_lacking(code: Code, promised: Sequence[Code]) -> tuple[str, ...]:
     PTX of a newer ISA does not serve where that of an older one does.
     """
     lacking = []
-    for index, compute in enumerate(device_code.list_capabilities()):
-        verdict = _judge(code)[index]
-        verdicts = [_judge(entry)[index] for entry in promised]
+    judged = zip(device_code.list_capabilities(), _judge(code), *map(_judge, promised), strict=True)
+    for compute, verdict, *verdicts in judged:
         served = [promise for promise in verdicts if promise is not None]
         if len(served) == len(verdicts) and (verdict is None or verdict > max(served, default=(CUBIN, ()))):
             lacking.append(compute)
@@ -198,7 +198,7 @@ def _join_equal(
         entry = replace(shortest, name=group[0].name, guard=group[0].guard, **_sum_files(group))
         if names and len(group) == entry.files > 1:
             members = [code.name for code in group]
-            entry = replace(entry, globs=_limit_globs(find_covering_globs(members, names - {*members})))
+            entry = replace(entry, globs=tuple(find_covering_globs(members, names - {*members})))
         joined.append(entry)
     return joined
 
@@ -217,57 +217,75 @@ def _limit_globs(globs: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_covering_globs(names: Sequence[str], excluded: Collection[str]) -> list[str]:
-    """Return few globs that match all of `names` and none of `excluded`.
+    """Return few globs that match all of `names` and none of `excluded`; none if that takes too many.
 
-    Names in a folder at the top that share a beginning and an end are one glob, if that matches nothing else.
+    Names in a folder at the top that share a beginning and an end are one glob, START*END, if that matches
+    nothing else. If it does, they are divided by the letter after START: "a/x1.so", "a/x2.so" and "a/y.so"
+    are "a/*.so", or beside "a/z.so" the two globs "a/x*.so" and "a/y.so".
     """
+    excluded_by_folder = group_values((_get_top_folder(name), name) for name in excluded)
     by_folder = group_values((_get_top_folder(name), name) for name in sorted(set(names)))
-    return [
-        glob
-        for folder, members in by_folder.items()
-        for glob in _cover_names(members, [name for name in excluded if _get_top_folder(name) == folder])
-    ]
+    groups = [(members, excluded_by_folder.get(folder, [])) for folder, members in by_folder.items()][::-1]
+    globs: list[str] = []
+    while groups:
+        if len(globs) + len(groups) > MOST_GLOBS:
+            return []
+        members, others = groups.pop()
+        start, glob = _make_glob(members)
+        others = [name for name in others if name.startswith(start)]
+        if len(members) == 1 or not any(fnmatchcase(name, glob) for name in others):
+            globs.append(glob)
+        else:
+            by_letter = group_values((name[len(start) :][:1], name) for name in members)
+            groups += [(divided, others) for divided in reversed(by_letter.values())]
+    return globs
 
 
 def _get_top_folder(name: str) -> str:
     return "/".join(name.split("/")[: 2 if name.startswith("/") else 1])
 
 
-def _cover_names(names: Sequence[str], excluded: Sequence[str]) -> list[str]:
-    """Return globs of the form START*END that match all of `names` and none of `excluded`.
-
-    Names are divided by the letter after START until that holds: "a/x1.so", "a/x2.so" and "a/y.so" are
-    "a/*.so", or beside "a/z.so" the two globs "a/x*.so" and "a/y.so".
-    """
-    if len(names) == 1:
-        return [escape_glob(names[0])]
+def _make_glob(names: Sequence[str]) -> tuple[str, str]:
+    """Return the START that names share, and the glob START*END; of a single name, the glob of this name."""
     start = posixpath.commonprefix(names)
-    rests = [name[len(start) :] for name in names]
-    end = posixpath.commonprefix([rest[::-1] for rest in rests])[::-1]
-    glob = f"{escape_glob(start)}*{escape_glob(end)}"
-    excluded = [name for name in excluded if name.startswith(start)]
-    if not any(fnmatchcase(name, glob) for name in excluded):
-        return [glob]
-    by_letter = group_values((rest[:1], name) for name, rest in zip(names, rests, strict=True))
-    return [glob for members in by_letter.values() for glob in _cover_names(members, excluded)]
+    if len(names) == 1:
+        return start, escape_glob(start)
+    end = posixpath.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
+    return start, f"{escape_glob(start)}*{escape_glob(end)}"
 
 
 def _reduce_entries(codes: list[Code], most: int) -> list[Code]:
     """Join entries until there are at most so many: first those that others imply, then the last two."""
-    entries = sorted(codes, key=lambda code: bool(code.parts))  # what is joined to others is then whole
+    # What is joined to others is then whole.
+    entries = _join_last(sorted(codes, key=lambda code: bool(code.parts)), max(most, MOST_COMPARED))
+    judged = [_judge(entry) for entry in entries]
     index = 0
     while len(entries) > most and index < len(entries):
-        entry = entries[index]
-        stricter = (at for at, code in enumerate(entries) if at != index and not find_lacking(entry, [code]))
+        entry, verdicts = entries[index], judged[index]
+        stricter = (at for at, other in enumerate(judged) if at != index and _implies(other, verdicts))
         at = next(stricter, None)
         if at is None:
             index += 1
         else:
             entries[at] = replace(entries[at], **_sum_files([entries[at], entry]))
-            del entries[index]
+            del entries[index], judged[index]
+    return _join_last(entries, most)
+
+
+def _implies(verdicts: Sequence[Match], others: Sequence[Match]) -> bool:
+    """Whether code with `others` runs wherever code with `verdicts` does, and on drivers as old."""
+    return all(
+        verdict is None or (other is not None and other <= verdict)
+        for verdict, other in zip(verdicts, others, strict=True)
+    )
+
+
+def _join_last(codes: Sequence[Code], most: int) -> list[Code]:
+    """Join the last two entries until there are at most so many."""
+    entries = [*codes]
     while len(entries) > most:
-        *entries, before, last = entries
-        entries.append(_intersect_entries(before, last))
+        last = entries.pop()
+        entries[-1] = _intersect_entries(entries[-1], last)
     return entries
 
 

@@ -169,6 +169,7 @@ def _read_plain_file(
     file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, pending: _PendingScans
 ) -> PlainFile:
     if reader := packages.find_database_reader(path):
+        require_dense(member, path)
         database = pending.databases.add(reader(file, member.size))
         return PlainFile(database=database, layer=digest) if database != NOTHING else OTHER
     if TEXTS.fullmatch(path):

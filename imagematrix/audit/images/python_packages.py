@@ -37,7 +37,7 @@ HEADER = re.compile(
 # Names and requirements of packages that are for CUDA alone. Requirements of an extra are not always there.
 FOR_CUDA = re.compile(r"(?:.+-)?cu(?:da|\d\d)\w*(?:-.+)?|nvidia-.+|py(?:cuda|optix)", re.ASCII | re.DOTALL)
 REQUIRES_CUDA = re.compile(
-    r"(?:cuda|nvidia[-_.](?:cuda|nv))[-_.\w]*(?!.*;.*\bextra\b)", re.ASCII | re.IGNORECASE
+    r"(?:cuda|nvidia[-_.](?:cuda|nv))[-_.\w]*+(?![^;]*;.*\bextra\b)", re.ASCII | re.IGNORECASE
 )
 MACHINES = frozenset({"x86_64", "aarch64"})
 # The other variables of a requirement's marker, the same wherever an audit runs.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PREDICATE = "https://spdx.dev/Document"  # the type of statements with an SBOM in SPDX
 TYPES = ("in-toto.io/predicate-type", "predicateType")  # annotations that name it: BuildKit's and cosign's
 LARGEST = 32 << 20  # bytes
+ALL = 64 << 20  # bytes of all statements of an image
 MOST = 8  # statements of an image
 
 
@@ -52,21 +53,37 @@ def read_sboms(
     Raises EngineError if the registry cannot be reached.
     """
     statements: dict[str, Statement] = {}
+    remaining = ALL
+    for number, found in enumerate(_find_statements(source, digest, attestations)):
+        if number >= MOST or remaining < 0:
+            problem = f"the image has more than {MOST} SBOMs, or more than {ALL >> 20} MiB of them"
+            statements[digest] = Statement(digest=digest, problem=problem)
+            break
+        statement = found if isinstance(found, Statement) else _read_statement(source, found)
+        remaining -= len(statement.raw)
+        if remaining >= 0:
+            statements[statement.digest] = statement
+    return tuple(statements.values())
+
+
+def _find_statements(
+    source: StatementSource, digest: str, attestations: Sequence[str]
+) -> Iterator[str | Statement]:
+    """Yield the digest of each SBOM, and a Statement with the problem for what cannot be searched for any."""
     for attestation in attestations[:MOST]:
         try:
             blobs = list(_list_blobs(source.read_manifest(attestation), attestation))
         except (AuditError, UnknownImageError, UsageError) as error:
-            statements[attestation] = Statement(digest=attestation, problem=str(error))
+            yield Statement(digest=attestation, problem=str(error))
         else:
-            statements |= _read_statements(source, blobs)
+            yield from blobs
     try:
         attached = source.find_attached(digest)
         blobs = list(_list_blobs(attached, digest)) if attached else []
     except (AuditError, UsageError) as error:
-        statements[digest] = Statement(digest=digest, problem=str(error))
+        yield Statement(digest=digest, problem=str(error))
     else:
-        statements |= _read_statements(source, blobs)
-    return tuple(statements.values())
+        yield from blobs
 
 
 def _list_blobs(raw: bytes, name: str) -> Iterator[str]:
@@ -78,11 +95,8 @@ def _list_blobs(raw: bytes, name: str) -> Iterator[str]:
             yield layer.digest
 
 
-def _read_statements(source: StatementSource, digests: Sequence[str]) -> dict[str, Statement]:
-    statements = {}
-    for digest in digests[:MOST]:
-        try:
-            statements[digest] = Statement(digest=digest, raw=source.read_statement(digest))
-        except (AuditError, UnknownImageError) as error:
-            statements[digest] = Statement(digest=digest, problem=str(error))
-    return statements
+def _read_statement(source: StatementSource, digest: str) -> Statement:
+    try:
+        return Statement(digest=digest, raw=source.read_statement(digest))
+    except (AuditError, UnknownImageError) as error:
+        return Statement(digest=digest, problem=str(error))

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from imagematrix.audit.packages.rpm import Entry
 
     Reader = Callable[[IO[bytes], int], Iterator[Entry]]
+    TextReader = Callable[[IO[bytes]], Iterator[Entry]]
 
+LARGEST = 64 << 20  # bytes of a database that is a text; with 2,000 packages it has some 10 MB
 MD5 = re.compile(rb"([0-9a-f]{32})  ")
 SHA1 = re.compile(rb"Z:Q1([A-Za-z0-9+/]{27}=)\s*")
 LONGEST_LINE = 64 << 10  # bytes
@@ -86,13 +88,17 @@ class Databases:
         return False
 
 
-def _read_md5sums(file: IO[bytes], _: int) -> Iterator[Entry]:
+def _read_text(reader: TextReader, file: IO[bytes], size: int) -> Iterator[Entry]:
+    return reader(file) if size <= LARGEST else iter((None,))
+
+
+def _read_md5sums(file: IO[bytes]) -> Iterator[Entry]:
     for line in _read_lines(file):
         if hexadecimal := MD5.match(line):
             yield "md5", bytes.fromhex(hexadecimal[1].decode())
 
 
-def _read_dpkg(file: IO[bytes], _: int) -> Iterator[Entry]:
+def _read_dpkg(file: IO[bytes]) -> Iterator[Entry]:
     paragraph = _Paragraph(DPKG_FIELDS)
     for line in chain(_read_lines(file), (b"",)):  # the end of the file ends a paragraph, too
         fields = paragraph.take_line(line)
@@ -100,12 +106,13 @@ def _read_dpkg(file: IO[bytes], _: int) -> Iterator[Entry]:
             yield parse_dpkg(fields)
 
 
-def _read_apk(file: IO[bytes], _: int) -> Iterator[Entry]:
+def _read_apk(file: IO[bytes]) -> Iterator[Entry]:
     paragraph = _Paragraph(APK_FIELDS)
     for line in chain(_read_lines(file), (b"",)):
         if encoded := SHA1.fullmatch(line):
             yield "sha1", base64.b64decode(encoded[1])
-        elif fields := paragraph.take_line(line):
+        # Names with a dot are those of groups: `apk add --virtual .build-deps`.
+        elif (fields := paragraph.take_line(line)) and not fields.get("P", "").startswith("."):
             yield parse_apk(fields)
 
 
@@ -145,9 +152,9 @@ LISTS = (
     *(f"{folder}/{name}" for folder in RPM_FOLDERS for name in RPM_FILES),
 )
 DATABASES: tuple[tuple[re.Pattern[str], Reader], ...] = (
-    (re.compile(r"/var/lib/dpkg/(?:info|status\.d)/[^/]+\.md5sums"), _read_md5sums),
-    (re.compile(r"/var/lib/dpkg/status(?:\.d/[^/]+)?"), _read_dpkg),
-    (re.compile(r"/(?:usr/)?lib/apk/db/installed"), _read_apk),
+    (re.compile(r"/var/lib/dpkg/(?:info|status\.d)/[^/]+\.md5sums"), partial(_read_text, _read_md5sums)),
+    (re.compile(r"/var/lib/dpkg/status(?:\.d/[^/]+)?"), partial(_read_text, _read_dpkg)),
+    (re.compile(r"/(?:usr/)?lib/apk/db/installed"), partial(_read_text, _read_apk)),
     *(
         (re.compile(f"(?:{'|'.join(RPM_FOLDERS)})/{re.escape(name)}"), reader)
         for name, reader in RPM_FILES.items()

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 LARGEST = 512 << 20  # bytes of a database; with 2,000 packages it has about 150 MB
 LONGEST = 32 << 20  # bytes of a header
 STEPS = 10_000_000  # instructions of SQLite's virtual machine; a package takes four
+MOST_HEADERS = 50_000
+MOST_TEXTS = (
+    1_000_000  # checksums and empty texts in their place; a database with 2,000 packages has some 300,000
+)
+MOST_ENTRIES = 0xFFFF  # in the index of a header, as in rpm itself
 
 INDEX = struct.Struct(">II")  # number of entries, number of bytes after them
 ENTRY = struct.Struct(">IIII")  # tag, type, offset among the bytes, number of values
@@ -42,7 +47,7 @@ KEY = "gpg-pubkey"  # the name of the entries for keys, which are no packages
 SOURCE_FILE = re.compile(r"(.+)-([^-]+-[^-]+)\.(?:no)?src\.rpm")  # name, version and release
 ALGORITHMS = {1: "md5", 2: "sha1", 8: "sha256", 9: "sha384", 10: "sha512", 11: "sha224"}  # as in OpenPGP
 MD5 = 1  # where no algorithm is named
-HEXADECIMAL = re.compile(rb"(?:[0-9a-f]{2})+")
+HEXADECIMAL = re.compile(rb"(?:[0-9a-f]{2}){1,64}")
 
 NDB = struct.Struct("<4sIII")  # magic, version, generation, pages with slots
 SLOT = struct.Struct("<4sIII")  # magic, number of the package, first block, blocks
@@ -81,15 +86,17 @@ def _read_database(headers: Headers, file: ByteStream, size: int) -> Iterator[En
         yield None
         return
     remaining = size
-    for header in headers(file, size):
+    texts = iter(range(MOST_TEXTS))
+    for number, header in enumerate(headers(file, size)):
         remaining -= len(header)
-        if remaining < 0:  # the database repeats headers, which together exceed its size
+        # A database may repeat headers, which together exceed its size, or have any number of empty ones.
+        if remaining < 0 or number >= MOST_HEADERS:
             yield None
             return
         fields = _RpmHeader(header)
         if fields.get_text(NAME) != KEY:
             yield _make_rpm_package(fields)
-            yield from _list_checksums(fields)
+            yield from _list_checksums(fields, texts)
 
 
 class _RpmHeader:
@@ -101,6 +108,8 @@ class _RpmHeader:
         if len(header) < INDEX.size:
             return
         entries, length = INDEX.unpack_from(header)
+        if entries > MOST_ENTRIES:
+            return
         start = INDEX.size + entries * ENTRY.size
         data = header[start : start + length]
         if len(data) == length and start <= len(header):
@@ -122,10 +131,16 @@ class _RpmHeader:
             return None
         return self._data[offset : offset + LONGEST_TEXT].partition(b"\0")[0].decode("utf-8", "replace")
 
-    def list_texts(self, tag: int) -> list[bytes]:
-        """Return a list of texts."""
-        offset, count = self._fields.get((tag, STRINGS), (0, 0))
-        return self._data[offset:].split(b"\0", count)[:count]
+    def list_texts(self, tag: int) -> Iterator[bytes]:
+        """Yield the texts of a list, which may be millions."""
+        start, count = self._fields.get((tag, STRINGS), (0, 0))
+        for _ in range(count):
+            end = self._data.find(b"\0", start)
+            if end < 0:
+                yield self._data[start:]
+                return
+            yield self._data[start:end]
+            start = end + 1
 
 
 def _make_rpm_package(fields: _RpmHeader) -> InstalledPackage | None:
@@ -143,10 +158,11 @@ def _make_rpm_package(fields: _RpmHeader) -> InstalledPackage | None:
     )
 
 
-def _list_checksums(fields: _RpmHeader) -> Iterator[tuple[str, bytes]]:
+def _list_checksums(fields: _RpmHeader, numbers: Iterator[int]) -> Iterator[tuple[str, bytes]]:
+    """Yield algorithm and checksum of each file, while there are `numbers` for the texts."""
     number = fields.get_number(ALGORITHM)
     if algorithm := ALGORITHMS.get(MD5 if number is None else number):
-        for text in fields.list_texts(DIGESTS):
+        for _, text in zip(numbers, fields.list_texts(DIGESTS), strict=False):
             if HEXADECIMAL.fullmatch(text):  # folders and links have none
                 yield algorithm, bytes.fromhex(text.decode())
 
@@ -167,10 +183,32 @@ def _read_sqlite_headers(file: ByteStream, _: int) -> Iterator[bytes]:
                 database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
                 database.set_progress_handler(lambda: True, STEPS)  # interrupt a query that does not end
                 database.execute("PRAGMA trusted_schema = OFF")
-                for (header,) in database.execute("SELECT blob FROM Packages"):
-                    yield header if isinstance(header, bytes) else b""
+                columns = database.execute("SELECT hidden FROM pragma_table_xinfo('Packages')").fetchall()
+                database.set_authorizer(_authorize_plain_read)
+                # Generated columns are expressions, of which no authorizer is asked.
+                if any(hidden for (hidden,) in columns):
+                    raise sqlite3.DatabaseError("Packages has generated columns")
+                for (header,) in database.execute("SELECT CAST(blob AS BLOB) FROM Packages"):
+                    yield header or b""
         except (sqlite3.Error, UnicodeDecodeError):  # messages may quote what is there
             yield b""
+
+
+def _authorize_plain_read(
+    action: int, table: str | None, _: str | None, __: str | None, view: str | None
+) -> int:
+    """Allow SQLite to read the table Packages, but no view of this name.
+
+    The expressions of a view may call functions that take hours, as one instruction of SQLite's machine.
+    """
+    import sqlite3
+
+    is_read = action == sqlite3.SQLITE_READ and table == "Packages"
+    return (
+        sqlite3.SQLITE_OK
+        if view is None and (is_read or action == sqlite3.SQLITE_SELECT)
+        else sqlite3.SQLITE_DENY
+    )
 
 
 def _read_ndb_headers(file: ByteStream, size: int) -> Iterator[bytes]:

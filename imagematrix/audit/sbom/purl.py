@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.packages.installed_package import InstalledPackage
 
 URL = re.compile(r"pkg:/*([A-Za-z][A-Za-z0-9.+-]*)/([^?#@]+)(?:@([^?#]+))?(?:\?([^#]*))?(?:#.*)?", re.ASCII)
-LONGEST = 2000  # characters
+PRINTABLE = re.compile(r"[!-~]{1,2000}", re.ASCII)
 VENDORS = {DEB: "debian", APK: "alpine"}  # of packages in images without os-release
 NAMED = {"rhel": "redhat", "opensuse-leap": "opensuse", "opensuse-tumbleweed": "opensuse"}  # vendors
 QUALIFIED_EPOCH = re.compile(r"(?:^|&)epoch=([1-9][0-9]*)(?=&|$)", re.ASCII)
@@ -52,7 +52,7 @@ def make_image_purl(name: str, repository: str, digest: str, architecture: str) 
 
 def parse_purl(url: str) -> tuple[str, str, str] | None:
     """Return kind, name and version in a URL, as a package has them; None if it lacks one or is invalid."""
-    match = URL.fullmatch(url) if len(url) <= LONGEST else None
+    match = URL.fullmatch(url) if PRINTABLE.fullmatch(url) else None
     if match is None or not match[3]:
         return None
     kind, name, version = match[1].lower(), unquote(match[2].rpartition("/")[2]), unquote(match[3])

@@ -138,7 +138,10 @@ def parse_build_inputs(
 
 
 def _parse_secret(text: str) -> tuple[str, str]:
-    fields = dict(part.partition("=")[::2] for part in next(csv.reader([text]), []))
+    try:
+        fields = dict(part.partition("=")[::2] for part in next(csv.reader([text]), []))
+    except csv.Error:
+        fields = {}
     name, file, variable = fields.pop("id", ""), fields.pop("src", ""), fields.pop("env", "")
     if not name or fields or (file and variable):
         remedy = "such as --secret id=token,env=TOKEN or --secret id=ca,src=ca.pem"
@@ -149,7 +152,9 @@ def _parse_secret(text: str) -> tuple[str, str]:
             raise UsageError(f"--secret {text}: the variable {variable} is not set")
         return name, _format_csv_line(id=name, type="env", env=variable)
     path = Path(file or name)
-    if not path.is_file() or not os.access(path, os.R_OK):
+    if (
+        not os.access(path, os.R_OK) or not path.is_file()
+    ):  # is_file raises OSError for names that are too long
         raise UsageError(f"--secret {text}: {path} is not a readable file")
     return name, _format_csv_line(id=name, type="file", src=str(path))
 

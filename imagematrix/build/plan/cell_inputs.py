@@ -252,7 +252,10 @@ class InputFinder:
         source, version, platform = key
         if source.startswith(HTTPS):
             return self._find_remote_driver(source, version, platform)
-        return self._read_local_driver(source, version, platform)
+        try:
+            return self._read_local_driver(source, version, platform)
+        except OSError as error:
+            raise UsageError(f"{error.filename or source}: {error.strerror or error}") from error
 
     def _find_remote_driver(self, address: str, version: str, platform: str) -> RemoteDriver:
         locked = self._against.drivers.get(address)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import time
 from functools import partial
 
@@ -29,6 +30,7 @@ LARGEST = 4 << 30  # bytes
 PIECE = 1 << 20
 EVERY_S = 10  # seconds between two notes
 WHOLE, PART = 200, 206  # status codes
+LENGTH = re.compile(r"[0-9]{1,18}")
 STALE_S = 14 * 24 * 3600  # seconds after which a part is removed: its file was replaced, or is not needed
 
 
@@ -44,12 +46,12 @@ def fetch_file(address: str, expected: str | None, on_progress: Callable[[str], 
     folder = files.get_cache_folder("drivers")
     if folder is None:
         raise UsageError(f"there is no folder for {address}", remedy="set XDG_CACHE_HOME")
-    if expected and _locate_download(folder, expected).is_file():
-        return _locate_download(folder, expected), expected
-    import requests
-
     try:
         files.make_private(folder)
+        if expected and _locate_download(folder, expected).is_file():
+            return _locate_download(folder, expected), expected
+        import requests
+
         for path in folder.glob("part-*"):  # old parts that no process writes
             with contextlib.suppress(OSError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +81,8 @@ class _Download:
         with _open_exclusively(folder / f"part-{name}") as part:
             if expected and _locate_download(folder, expected).is_file():  # by another process, meanwhile
                 return _locate_download(folder, expected), expected
-            if not self._validator:  # there is no telling whether it is a part of this content
+            # There is no telling whether it is a part of this content, or already all of it.
+            if not self._validator or self._size is None:
                 part.truncate(0)
             begin = part.seek(0, os.SEEK_END)
             stream = ResumedStream(lambda at: self._open_stream(begin + at), self._make_failure)
@@ -101,7 +104,7 @@ class _Download:
         with self._request(0) as answer:
             self._validator = _read_validator(answer)
             length = answer.headers.get("Content-Length", "")
-            self._size = int(length) if length.isascii() and length.isdigit() else None
+            self._size = int(length) if LENGTH.fullmatch(length) else None
         if self._size is not None and self._size > LARGEST:
             raise UsageError(f"{self._address} has {self._size} bytes, which is more than {LARGEST}")
 

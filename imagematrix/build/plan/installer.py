@@ -75,6 +75,9 @@ def unpack_installer(
         with file.open("rb") as stream:
             name = digest or hashlib.file_digest(stream, "sha256").hexdigest()
             target = cache / name.removeprefix("sha256:")
+            files.make_private(
+                cache
+            )  # before its content is believed: no lock has the digest of a local file
             if not target.is_dir():
                 on_progress(f"unpacking {file}")
                 _unpack_to_cache(target, file, stream, version, platform)
@@ -87,7 +90,6 @@ def unpack_installer(
 
 def _unpack_to_cache(target: Path, file: Path, stream: BinaryIO, version: str, platform: str) -> None:
     """Unpack `stream` to the new folder `target`, which has all of the driver or does not exist."""
-    files.make_private(target.parent)
     for leftover in lock_abandoned(DRAFT, target.parent):
         shutil.rmtree(leftover, ignore_errors=True)
     with make_owned_folder(DRAFT, target.parent) as draft, contextlib.ExitStack() as undo:

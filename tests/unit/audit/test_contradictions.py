@@ -14,10 +14,11 @@ from images import hardlink, link
 
 from imagematrix.audit.contradictions import find_contradictions, read_claims, suggest_remedy
 from imagematrix.audit.document import make_document
+from imagematrix.audit.images import device_code_entries
 from imagematrix.common.record import replace
 from imagematrix.errors import AuditError
 from imagematrix.images.catalog import labels
-from imagematrix.images.catalog.catalog import Ptx, UserModeDriver, Variant
+from imagematrix.images.catalog.catalog import Code, Ptx, UserModeDriver, Variant
 
 DATA = Path(__file__).parent / "data"
 CUBIN, OTHER_CUBIN = (DATA / "80.cubin").read_bytes(), (DATA / "90a.cubin").read_bytes()
@@ -321,6 +322,7 @@ def test_image_for_another_platform_contradicts(judged, built):
         ("platform", "aarch64", "/bin/a")
     ]
     assert judged(CPU, [("bin/a", bytes(arm)), ("bin/b", built()), ("bin/c", built())]) == []
+    assert judged(CPU, [("bin/a", bytes(arm)), ("bin/b", built())]) == []
 
 
 @pytest.mark.parametrize(("promised", "words"), [("86", "use compute 8.0 in the matrix"), ("90", None)])
@@ -348,6 +350,25 @@ def test_files_of_a_package_that_has_other_code_may_be_stated_as_optional(contra
     words = suggest_remedy(contradictions(gpu(cubins=("80",)), *members)) or ""
     assert (f"`optional_device_code: {stated}` at the image in matrix.yaml" in words) == bool(stated)
     assert bool(words) == bool(stated)
+
+
+@pytest.mark.parametrize("fact", ["cubins", "device_code"])
+def test_files_of_a_package_are_judged_once_for_all_that_contradict(audited, monkeypatch, fact):
+    made = []
+    make_entry = device_code_entries.make_entry
+    exact = (Code(files=1, name="a", cubins=("80",)),) if fact == "device_code" else ()
+    own = {labels.VARIANT: labels.write_variant(gpu(cubins=("80",), device_code=exact))}
+    names = [f"it/{number}.fatbin" for number in range(20)]
+    members = [(f"site/{name}", fat(entry(target=90))) for name in names]
+    members.append(("site/it-1.dist-info/METADATA", b"Name: it\nVersion: 1\n"))
+    members.append(("site/it-1.dist-info/RECORD", "".join(f"{name},,\n" for name in names).encode()))
+    found = audited(*members, labels=own)
+    monkeypatch.setattr(
+        device_code_entries, "make_entry", lambda *args, **more: made.append(1) or make_entry(*args, **more)
+    )
+    broken = find_contradictions(found, read_claims(found))
+    assert [one.fact for one in broken if one.path].count(fact) == 20
+    assert len(made) <= 4 * 20
 
 
 def test_contradictions_are_described_in_sentences(contradictions):

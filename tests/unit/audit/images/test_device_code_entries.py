@@ -165,6 +165,33 @@ def test_many_kinds_of_parts_are_joined_without_losing_any():
     assert sum(part.count for part in code.parts) == 60
 
 
+def test_thousands_of_kinds_of_code_are_joined_in_linear_time(monkeypatch):
+    """Of these, no two imply each other, so comparing each with each would never end."""
+    compared = []
+    implies = device_code_entries._implies
+    monkeypatch.setattr(device_code_entries, "MOST_COMPARED", 20)
+    monkeypatch.setattr(
+        device_code_entries, "_implies", lambda *verdicts: compared.append(1) or implies(*verdicts)
+    )
+    kinds = [{("80", f"1.{number}"), ("70", f"1.{600 - number}")} for number in range(300)]
+    parts = tuple(Fatbins(count=1, cubins=frozenset(), ptx=frozenset(ptx)) for ptx in kinds)
+    code = device_code_entries.make_entry("f", DeviceCode(ptx=frozenset().union(*kinds), parts=parts))
+    assert sum(part.count for part in code.parts) == 300
+    assert len(variant([DeviceCode(ptx=frozenset(ptx)) for ptx in kinds]).device_code) <= 16
+    assert len(compared) <= 20 * 20 + 32 * 32
+
+
+def test_code_is_judged_once_for_each_entry(monkeypatch):
+    """Looking a verdict up takes longer than comparing it."""
+    judged = []
+    judge = device_code_entries._judge
+    monkeypatch.setattr(device_code_entries, "_judge", lambda code: judged.append(1) or judge(code))
+    kinds = [{("80", f"1.{number}"), ("70", f"1.{200 - number}")} for number in range(100)]
+    parts = tuple(Fatbins(count=1, cubins=frozenset(), ptx=frozenset(ptx)) for ptx in kinds)
+    device_code_entries.make_entry("f", DeviceCode(ptx=frozenset().union(*kinds), parts=parts))
+    assert len(judged) <= 2 * 100
+
+
 def test_files_with_different_parts_are_different_entries():
     whole, some = divided((2, "75", "80")), divided((1, "75", "80"), (1, "80"))
     assert [code.name for code in variant([whole, some, whole, some]).device_code] == ["f0", "f1"]
@@ -236,6 +263,15 @@ def test_few_globs_suffice():
     ]
     names = ["v/a1.so", "v/a2.so", "v/b1.so", "v/b2.so"]
     assert device_code_entries.find_covering_globs(names, ["v/c1.so"]) == ["v/a*.so", "v/b*.so"]
+
+
+def test_names_that_take_too_many_globs_have_none():
+    """Each of these begins with the one before it, so each letter divides them again."""
+    names = ["v/" + "a" * length for length in range(1, 1500)]
+    assert device_code_entries.find_covering_globs(names, ["v/" + "a" * 1500 + "b"]) == []
+    folders = [f"v{number}/a" for number in range(17)]
+    assert device_code_entries.find_covering_globs(folders[:16], []) == sorted(folders[:16])
+    assert device_code_entries.find_covering_globs(folders, []) == []
 
 
 def test_entries_of_several_files_have_the_globs_of_all():

@@ -309,6 +309,21 @@ def test_huge_sparse_program_is_not_written_out(tmp_path):
             read(raw)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "var/lib/dpkg/status",
+        "var/lib/dpkg/status.d/base",
+        "var/lib/dpkg/info/base.md5sums",
+        "lib/apk/db/installed",
+        "var/lib/rpm/Packages.db",
+    ],
+)
+def test_huge_sparse_package_database_is_not_read(path):
+    with pytest.raises(AuditError, match=f"the sparse file /{path} is too large: {1 << 60} bytes"):
+        read(sparse(1 << 60, name=path))
+
+
 def test_sparse_program_is_read(tmp_path):
     (tmp_path / "k.cubin").write_bytes(CUBIN)
     with (tmp_path / "k.cubin").open("r+b") as file:

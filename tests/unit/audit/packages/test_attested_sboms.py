@@ -1,5 +1,7 @@
 """SBOMs that builders attached to images, from every kind of store."""
 
+import json
+
 import pytest
 from images import MANIFEST, Parts, archived, digest, layout, saved_with_blobs, tar
 from sboms import DSSE, Attestation, Attested, envelope, listed, statement
@@ -7,6 +9,8 @@ from sboms import DSSE, Attestation, Attested, envelope, listed, statement
 from imagematrix.audit.images import sources
 from imagematrix.audit.images.layers import Layers
 from imagematrix.audit.images.sources import read_images
+from imagematrix.audit.packages import attested_sboms
+from imagematrix.audit.packages.attested_sboms import read_sboms
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 
@@ -113,3 +117,44 @@ def test_attestation_that_is_no_manifest_is_told(tmp_path, image):
     attestation.blobs[attestation.digest] = attestation.raw
     (found,) = own(layout(tmp_path / "oci", Attested(image, attestation)))
     assert "is not allowed" in str(found.problem)
+
+
+class Store:
+    """A store of attestations, with as many SBOMs in each as there are `names`; it notes what is read."""
+
+    def __init__(self, *names):
+        self.read = []
+        self._names = names
+
+    def read_manifest(self, name):
+        """Return a manifest that lists SBOMs."""
+        annotations = {"in-toto.io/predicate-type": attested_sboms.PREDICATE}
+        layers = [
+            {"mediaType": "x", "digest": digest((name + one).encode()), "size": 1, "annotations": annotations}
+            for one in self._names
+        ]
+        config = {"mediaType": "x", "digest": digest(b""), "size": 0}
+        return json.dumps({"schemaVersion": 2, "config": config, "layers": layers}).encode()
+
+    def read_statement(self, name):
+        """Return ten bytes."""
+        self.read.append(name)
+        return bytes(10)
+
+    def find_attached(self, name):
+        """Return what cosign attached."""
+        return self.read_manifest(name)
+
+
+@pytest.mark.parametrize(("name", "limit", "most"), [("MOST", 5, 5), ("ALL", 39, 4), ("ALL", 1000, 12)])
+def test_all_statements_of_an_image_are_limited_together(monkeypatch, name, limit, most):
+    monkeypatch.setattr(attested_sboms, "MOST", 12)
+    monkeypatch.setattr(attested_sboms, name, limit)
+    store = Store("a", "b", "c")
+    found = read_sboms(store, "sha256:0", ["one", "two", "three"])
+    assert len(store.read) == most
+    kept = sum(len(statement.raw) for statement in found)
+    assert kept <= min(limit, most) * 10
+    problems = [statement.problem for statement in found if statement.problem]
+    assert len(problems) == (most < 12)
+    assert all(problem.startswith("the image has more than") for problem in problems)

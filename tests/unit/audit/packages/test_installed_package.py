@@ -115,6 +115,12 @@ def test_image_without_dpkg_has_a_database_for_each_package():
     assert (found.name, found.version) == ("tzdata", "2025b-4")
 
 
+def test_groups_of_apk_are_no_packages():
+    raw = b"P:.build-deps\nV:20240101.120000\nA:noarch\n\nP:musl\nV:1.2.5-r0\n\n"
+    found = read(APK, raw)
+    assert ([package.name for package in found.packages], found.unread) == (["musl"], 0)
+
+
 def test_apk_lists_packages_between_checksums():
     assert read(APK, ALPINE) == Database(
         packages=(

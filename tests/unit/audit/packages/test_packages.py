@@ -96,3 +96,12 @@ def test_number_of_checksums_is_limited(monkeypatch):
     databases = packages.Databases()
     databases.add([("md5", b"a"), ("sha1", b"b")])
     assert databases._by_algorithm == {"md5": {b"a"}}
+
+
+@pytest.mark.parametrize(
+    "path", ["var/lib/dpkg/status", "var/lib/dpkg/info/a.md5sums", "lib/apk/db/installed"]
+)
+def test_oversized_database_is_not_read(path, monkeypatch):
+    monkeypatch.setattr(packages, "LARGEST", 10)
+    database = read((path, b"Package: tool\nVersion: 1\n\n"))[f"/{path}"].database
+    assert (database.packages, database.unread) == ((), 1)

@@ -6,6 +6,7 @@
 import gzip
 import hashlib
 import io
+import itertools
 import os
 import random
 import sqlite3
@@ -115,6 +116,51 @@ def test_endless_or_huge_database_gives_no_checksums(tmp_path, schema):
     started = time.monotonic()
     assert read(rpm.read_sqlite, (tmp_path / "db").read_bytes()) == []
     assert time.monotonic() - started < 20
+
+
+# One instruction of SQLite's machine that would take hours.
+SEARCH = "instr(zeroblob(30000000), CAST(CAST(zeroblob(15000000) AS TEXT) || 'a' AS BLOB))"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        f"CREATE VIEW Packages AS SELECT {SEARCH} AS blob",
+        f"CREATE TABLE Packages (hnum INTEGER PRIMARY KEY, blob AS ({SEARCH}))",
+        f"CREATE TABLE Packages (hnum INTEGER PRIMARY KEY, blob AS ({SEARCH}) STORED)",
+        "CREATE VIEW Packages AS SELECT x'00' AS blob",
+        "CREATE TABLE other (blob); CREATE VIEW Packages AS SELECT blob || blob AS blob FROM other",
+    ],
+)
+def test_only_a_plain_table_of_sqlite_is_read(tmp_path, schema):
+    with sqlite3.connect(tmp_path / "db") as made:
+        made.executescript(schema)
+    made.close()
+    assert entries(rpm.read_sqlite, (tmp_path / "db").read_bytes()) == [None]
+
+
+def test_number_of_checksums_of_a_database_is_limited(tmp_path, monkeypatch):
+    texts = [checksum.hex().encode() for _, checksum in digests(*CONTENTS)]
+    raw = database(tmp_path / "db", header(*texts[:2], b"", b""), header(*texts[2:4]))
+    monkeypatch.setattr(rpm, "MOST_TEXTS", 3)
+    assert read(rpm.read_sqlite, raw) == digests(*CONTENTS[:2])
+
+
+def test_texts_of_a_header_are_not_kept():
+    """They may be millions, so they are an iterator, and no list."""
+    assert next(rpm._RpmHeader(header(b"ab", b"cd")).list_texts(1035)) == b"ab"
+
+
+def test_header_with_more_entries_than_rpm_allows_is_damaged():
+    entry = struct.pack(">4I", 1, 4, 0, 1)
+    assert rpm._RpmHeader(struct.pack(">II", 0xFFFF, 4) + 0xFFFF * entry + bytes(4)).get_number(1) == 0
+    assert rpm._RpmHeader(struct.pack(">II", 0x10000, 4) + 0x10000 * entry + bytes(4)).get_number(1) is None
+
+
+def test_number_of_empty_headers_is_limited(monkeypatch):
+    monkeypatch.setattr(rpm, "MOST_HEADERS", 3)
+    listed = rpm._read_database(lambda *_: itertools.repeat(b"", 10), io.BytesIO(), 0)
+    assert list(listed) == [None] * 4
 
 
 @pytest.mark.parametrize("name", FORMATS)

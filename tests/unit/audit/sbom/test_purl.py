@@ -74,6 +74,9 @@ def test_url_has_what_scanners_need(package, distribution, url):
         ("pkg:deb/debian/a", None),
         ("deb/debian/a@1", None),
         ("pkg:deb/debian/a@1" + "1" * 2000, None),
+        ("pkg:npm/x\x1b]0;y\x07/foo@1", None),
+        ("pkg:npm/foo@1?\x1b[31m=\n::error::x", None),
+        ("pkg:npm/foo@1#\n", None),
         ("", None),
     ],
 )

@@ -1,9 +1,11 @@
 """Files from https addresses: resumed, compared with their digests, and kept in the cache."""
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -168,6 +170,38 @@ def test_cache_that_cannot_be_written(server, cache):
     cache.chmod(0o777)
     with pytest.raises(UsageError, match="others can access this folder"):
         fetch(server)
+
+
+def test_a_cache_that_others_can_change_is_not_used(server, cache):
+    fetch(server)
+    cache.chmod(0o777)
+    with pytest.raises(UsageError, match="others can access this folder"):
+        fetch(server, DIGEST)
+
+
+def test_complete_part_of_unknown_size_is_not_continued(server, monkeypatch):
+    """The server would answer that there is no such range, each time."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    server.sized = False
+    with monkeypatch.context() as patched:
+        patched.setattr(hashlib, "file_digest", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(server)
+    server.requests = []
+    assert fetch(server)[0].read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.requests] == ["", ""]
+
+
+@pytest.mark.parametrize(("length", "size"), [("12", 12), ("", None), ("1" * 5000, None), ("-1", None)])
+def test_odd_length_is_none(monkeypatch, length, size):
+    answer = SimpleNamespace(headers={"Content-Length": length})
+    wanted = download._Download(None, "https://example.org/a", print)
+    monkeypatch.setattr(wanted, "_request", lambda _: contextlib.nullcontext(answer))
+    wanted._inspect_content()
+    assert wanted._size == size
 
 
 def test_concurrent_downloads_happen_once(server, cache):

@@ -1,5 +1,7 @@
 """A driver from a folder: its files are complete and match its version, or the plan reports the problem."""
 
+import errno
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 from drivers import TEMPLATE, VERSION, library
 from matrices import add_include, add_properties
 
+from imagematrix.build.plan import installer
 from imagematrix.build.plan.driver import CONTEXT, copy_driver, read_driver_folder
 from imagematrix.errors import BuildError, UsageError
 
@@ -221,3 +224,16 @@ def test_template_and_matrix_must_agree_on_the_driver(planned, template, changes
     only = f"cuda=12.4,compute=8.9,march=znver4,driver={version}"
     (item,) = planned(*changes, only=only, template=template).with_status("failed")
     assert item.why == why
+
+
+def test_source_that_cannot_be_read_fails_its_cells(planned, folder, monkeypatch):
+    """Such as a path in a folder that only others can search."""
+    shutil.rmtree(folder)
+    folder.write_text("an installer")
+
+    def refuse(source, *_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source))
+
+    monkeypatch.setattr(installer, "unpack_installer", refuse)
+    (item,) = planned(*FROM_FOLDER, only=NEW, template=TEMPLATE).with_status("failed")
+    assert item.why == f"{folder}: Permission denied"

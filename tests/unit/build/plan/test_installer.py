@@ -1,6 +1,7 @@
 """A driver from NVIDIA's installer or archive, made here around simulated libraries."""
 
 import gzip
+import hashlib
 import io
 import lzma
 import shutil
@@ -219,7 +220,11 @@ def test_a_draft_of_a_killed_process_is_removed(tree, cache):
 def test_a_cache_that_others_can_change_is_not_used(tree, cache):
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    assert "others can access this folder" in refusal(pack(tree))
+    file = pack(tree)
+    assert "others can access this folder" in refusal(file)
+    laid = cache / hashlib.sha256(file.read_bytes()).hexdigest()  # by somebody else
+    laid.mkdir()
+    assert "others can access this folder" in refusal(file)
 
 
 def test_unpacking_twice_at_a_time(tree, cache, monkeypatch):
