@@ -9,6 +9,7 @@ which API servers evaluate.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
@@ -80,7 +81,8 @@ class PodClass:
 class AdmissionPolicy:
     """What to do with pods that use the image `name`: replace it with the image of their class.
 
-    A pod that may run on classes with different images is refused if `deny`, and left alone otherwise.
+    A pod that may run on classes with different images is refused if `deny`, and left alone otherwise. So is
+    every pod that uses the image if there is a `problem`, which says why no class has an image.
     `omitted_labels` would distinguish classes, but have too many values, or there is no room for them; NODE
     is among them if there is no room for the names of nodes in CEL.
     """
@@ -89,6 +91,7 @@ class AdmissionPolicy:
     classes: tuple[PodClass, ...]
     deny: bool = False
     omitted_labels: tuple[str, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +115,7 @@ def make_policy(name: str, node_classes: Classes, *, deny: bool = False) -> Admi
     Raises UsageError if a class gets an image but its nodes lack the class label, which distinguishes them.
     """
     classes = node_classes.classes
-    for node_class in classes:
-        if node_class.variant and not node_class.is_labelled:
-            raise UsageError(
-                f"nodes of the class {node_class.name} lack the label {CLASS}",
-                remedy=f"label them with `imagematrix kubernetes labels`, such as {node_class.nodes[0].name}",
-            )
+    require_class_labels(classes)
     images = [get_image(node_class.variant) if node_class.variant else "" for node_class in classes]
     # The class label decides alone, and a DaemonSet's pods name their nodes: no other label is as important.
     room = _ExpressionRoom(
@@ -147,13 +145,24 @@ def make_policy(name: str, node_classes: Classes, *, deny: bool = False) -> Admi
     )
 
 
+def require_class_labels(classes: Iterable[NodeClass]) -> None:
+    """Raise UsageError if a class gets an image but its nodes lack the class label."""
+    for node_class in classes:
+        if node_class.variant and not node_class.is_labelled:
+            raise UsageError(
+                f"nodes of the class {node_class.name} lack the label {CLASS}",
+                remedy=f"label them with `imagematrix kubernetes labels`, such as {node_class.nodes[0].name}",
+            )
+
+
 def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> Admission:
     """Return the decision about a pod that is created, or changed from what it was `before`.
 
     A new pod's node selector, affinity, node name and label imagematrix.io/class limit the classes on which
     it may run; a node that no class has may be a new one of any class. If those of them that get an image get
-    the same image, the pod gets it too, with an affinity to the classes that have it. A changed pod gets the image of its node's class in containers that did not
-    use the name before. Other images are never touched, so a second call changes nothing.
+    the same image, the pod gets it too, with an affinity to the classes that have it. A changed pod gets the
+    image of its node's class in containers that did not use the name before. Other images are never touched,
+    so a second call changes nothing.
     """
     spec = pod["spec"]
     earlier = {} if before is None else _find_containers_using(before["spec"], policy.name)
@@ -164,6 +173,8 @@ def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> 
     ]
     if not paths:
         return Admission()
+    if policy.problem:
+        return Admission(reason=f"{policy.name}: {policy.problem}", refused=policy.deny)
     terms = get_required_terms(spec)
     wide = is_too_wide(spec)
     possible: list[PodClass] = []
@@ -184,6 +195,29 @@ def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> 
         classes = [pod_class.name for pod_class in policy.classes if pod_class.image == images[0]]
         patch += _make_affinity_operations(spec, terms, match_value_in(CLASS, *classes))
     return Admission(patch=tuple(patch))
+
+
+def admit_by_all(
+    pod: Json, policies: Iterable[AdmissionPolicy], *, before: Json | None = None
+) -> dict[str, Admission]:
+    """Return the decisions of policies about a pod, by the policies' names, in the order of their patches.
+
+    The affinity that comes with one image can decide another one. So whatever is undecided is looked at again
+    until no policy changes the pod any more, and the order of the policies does not matter.
+    """
+    undecided = {policy.name: policy for policy in policies}
+    decided: dict[str, Admission] = {}
+    while True:
+        admissions: dict[str, Admission] = {}
+        for name, policy in undecided.items():
+            admissions[name] = admit(pod, policy, before=before)
+            if admissions[name].patch and len(undecided) > 1:
+                pod = _apply_patch(pod, admissions[name].patch)
+        patched = {name: admission for name, admission in admissions.items() if admission.patch}
+        undecided = {name: policy for name, policy in undecided.items() if admissions[name].reason}
+        decided |= patched
+        if not (patched and undecided):
+            return decided | admissions
 
 
 def is_too_wide(spec: dict[str, Any]) -> bool:
@@ -327,6 +361,22 @@ def _make_affinity_operations(
 
 def _make_add_operation(path: str, value: object) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
+
+
+def _apply_patch(pod: Json, patch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a pod with operations of `admit` applied; the keys in their paths need no escapes."""
+    result: dict[str, Any] = copy.deepcopy({**pod})
+    for operation in patch:
+        *parents, last = operation["path"].split("/")[1:]
+        parent: Any = result
+        for key in parents:
+            parent = parent[int(key)] if isinstance(parent, list) else parent[key]
+        value = copy.deepcopy(operation["value"])
+        if isinstance(parent, list):
+            parent.append(value)  # the operations replace or add keys, and append to lists
+        else:
+            parent[last] = value
+    return result
 
 
 class _ExpressionRoom:
