@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from imagematrix.integrations.kubernetes.admission.admission import NODE, WIDE, AdmissionPolicy, PodClass
+from imagematrix.integrations.kubernetes.admission.admission import WIDE, AdmissionPolicy, PodClass
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
 
 NAME, OTHER = "reg/t:v1", "debian:trixie"
@@ -10,16 +10,16 @@ A, B = f"reg/t:v1-a@sha256:{'a' * 64}", f"reg/t:v1-b@sha256:{'b' * 64}"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def one_class(name, image, *, pool, zone=("x",), memory=("40",), **values):
-    told = {CLASS: (name,), "pool": pool, "zone": zone, "memory": memory}
-    return PodClass(name=name, image=image, values=told | values, nodes=values.get(NODE, ()))
+def one_class(name, image, *, pool, zone=("x",), memory=("40",), nodes=()):
+    told = {"pool": pool, "zone": zone, "memory": memory}
+    return PodClass(name=name, image=image, values=told, nodes=nodes)
 
 
 CLASSES = (
-    one_class("h200", A, pool=("big",), memory=("141", "!"), **{"metadata.name": ("n1", "n2")}),
-    one_class("h100", A, pool=("big", "old"), zone=("x", "y"), **{"metadata.name": ("n3",)}),
-    one_class("l40s", B, pool=("small", "!"), zone=("y",), **{"metadata.name": ("n4",)}),
-    one_class("cpu", "", pool=("!",), zone=("z",), memory=("!",), **{"metadata.name": ("n5",)}),
+    one_class("h200", A, pool=("big",), memory=("141", "!"), nodes=("n1", "n2")),
+    one_class("h100", A, pool=("big", "old"), zone=("x", "y"), nodes=("n3",)),
+    one_class("l40s", B, pool=("small", "!"), zone=("y",), nodes=("n4",)),
+    one_class("cpu", "", pool=("!",), zone=("z",), memory=("!",), nodes=("n5",)),
 )
 POLICY = AdmissionPolicy(name=NAME, classes=CLASSES, deny=True)
 
@@ -38,6 +38,15 @@ def asking(*terms):
 
 def term(key, operator, *values, kind="matchExpressions"):
     return {kind: [{"key": key, "operator": operator} | ({"values": list(values)} if values else {})]}
+
+
+def field(operator, *names):
+    return term("metadata.name", operator, *names, kind="matchFields")["matchFields"]
+
+
+def new_node(key, value):
+    """Return the term of a pod that a DaemonSet makes for a node that is not known yet."""
+    return term(key, "In", value) | {"matchFields": field("In", "n9")}
 
 
 def images(given_pod):
@@ -59,7 +68,8 @@ DECIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"nodeName": "n4"}, B),
     ({"nodeName": ""}, None),
     ({"nodeName": "n9"}, None),
-    ({"nodeName": "n4", "nodeSelector": {"metadata.name": "n1"}}, None),
+    ({"nodeName": "n9", "nodeSelector": {"pool": "big"}}, A),
+    ({"nodeName": "n4", "nodeSelector": {"metadata.name": "n1"}}, B),
     ({"labels": {CLASS: "l40s"}}, B),
     ({"labels": {CLASS: "l40s"}, "nodeSelector": {"pool": "big"}}, None),
     ({"labels": {"app": "x"}, "nodeSelector": {"pool": "big"}}, A),
@@ -77,6 +87,15 @@ DECIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"affinity": asking(term("memory", "Gt", "x"))}, None),
     ({"affinity": asking(term("metadata.name", "In", "n4", kind="matchFields"))}, B),
     ({"affinity": asking(term("metadata.name", "In", "n2", kind="matchFields"))}, A),
+    ({"affinity": asking(term("metadata.name", "In", "n9", kind="matchFields"))}, None),
+    ({"affinity": asking(new_node("pool", "big"))}, A),
+    ({"affinity": asking(new_node(CLASS, "l40s"))}, B),
+    ({"affinity": asking(new_node(CLASS, "l40s"), {"matchFields": field("In", "n1")})}, None),
+    ({"affinity": asking({"matchFields": [*field("In", "n9"), *field("In", "n4")]})}, B),
+    ({"affinity": asking(term("pool", "In", "small") | {"matchFields": field("NotIn", "n9")})}, B),
+    ({"affinity": asking(term("pool", "In", "small") | {"matchFields": field("NotIn", "n4")})}, None),
+    ({"affinity": asking(term("pool", "In", "old") | {"matchFields": field("NotIn", "n3")})}, None),
+    ({"affinity": asking(term("pool", "In", "big") | {"matchFields": field("NotIn", "n1")})}, A),
     ({"affinity": asking({}, term("pool", "In", "big"))}, A),
     ({"affinity": asking({})}, None),
     ({"affinity": asking()}, None),

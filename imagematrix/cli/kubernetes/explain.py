@@ -48,11 +48,14 @@ def command(
     from imagematrix.images.catalog.sources import open_catalog
     from imagematrix.integrations.kubernetes.admission.cluster_policy import make_cluster_policy
     from imagematrix.integrations.kubernetes.explain.explain_pod import explain_pod, make_pending_document
-    from imagematrix.integrations.kubernetes.explain.pod import parse_pod
+    from imagematrix.integrations.kubernetes.explain.obstacles import KnownNodes
+    from imagematrix.integrations.kubernetes.explain.pod import get_pod_name, parse_pod
     from imagematrix.integrations.kubernetes.nodes.gpu_counts import count_used, split_by_kind
     from imagematrix.integrations.kubernetes.nodes.nodes import STREAM, describe_nodes, name_file, read_json
     from imagematrix.selection import query
 
+    if used_as == "":
+        raise UsageError("--as is empty", remedy="give the name that pods use")
     if used_as is not None and len(catalog) > 1:
         raise UsageError("--as is for a single --catalog")
     if str(pod) == STREAM and STREAM in {str(nodes), str(pods)}:
@@ -60,18 +63,20 @@ def command(
     shown = parse_pod(read_json(pod, sys.stdin.buffer), name_file(pod))
     objects = split_by_kind(load_lists(nodes, pods))
     cluster_nodes = describe_nodes(objects.nodes, name_file(nodes))
-    nodes_by_name = {node.name: node for node in cluster_nodes}
     conditions = query.parse_where(where or ())
-    requested = count_used(objects.pods)
-    explanations = []
-    for name in dict.fromkeys(catalog):
-        version = open_catalog(name, policy=policy)
-        cluster = make_cluster_policy(
-            cluster_nodes, version, name=used_as, allow_cpu=allow_cpu, where=conditions
+    clusters = [
+        make_cluster_policy(
+            cluster_nodes,
+            open_catalog(name, policy=policy),
+            name=used_as,
+            allow_cpu=allow_cpu,
+            where=conditions,
         )
-        explanation = explain_pod(shown, cluster, nodes_by_name, requested)
-        if explanation:
-            explanations.append(explanation)
+        for name in dict.fromkeys(catalog)
+    ]
+    # GPUs that the pod has are free for it.
+    others = [pod for pod in objects.pods if get_pod_name(pod) != shown.name]
+    explanations = explain_pod(shown, clusters, KnownNodes(cluster_nodes, count_used(others)))
     if not explanations:
         raise UsageError(
             f"{shown.name} uses no image of {', '.join(catalog)}: it has {', '.join(shown.images) or 'none'}",

@@ -49,11 +49,21 @@ def command(
             help="Write Events about pending pods; of several webhooks, the one that holds this Lease does.",
         ),
     ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude-namespace",
+            metavar="NAME",
+            help="A namespace whose pods get no Events, because its configuration leaves it out; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Serve admission reviews over TLS: pods get the image of their class by digest, and node affinity to it.
 
     Nodes, catalogs and the certificate are read again when they change. Until the nodes and all catalogs are
-    read, the webhook is not ready and answers 503, so that the failurePolicy of its configuration applies.
+    read, the webhook is not ready and answers 503, so that the failurePolicy of its configuration applies. If
+    images cannot be chosen from one catalog, its last decisions stay in use; without any, its name is
+    undecided.
 
     With --events, a pod that uses one of the versions and is pending for 10 seconds gets an Event. Its reason
     is NoImageFits, ImageUndecided (the nodes on which the pod may run need different images), NoClassMatches
@@ -71,6 +81,8 @@ def command(
     from imagematrix.integrations.kubernetes.webhook.state import PolicyOptions
     from imagematrix.selection.query import parse_where
 
+    if exclude and events is None:
+        raise UsageError("--exclude-namespace is for --events")
     if events is not None and nodes != CLUSTER:
         raise UsageError("--events is for --nodes cluster")
     if events is not None and not DNS_LABEL.fullmatch(events):
@@ -93,7 +105,7 @@ def command(
             health=health,
             options=options,
             policy=policy,
-            events=Events(lease) if lease else None,
+            events=Events(lease, exclude or ()) if lease else None,
         ),
         on_line=print_info,
     )

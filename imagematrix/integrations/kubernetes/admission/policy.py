@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 API = "admissionregistration.k8s.io/v1"
 LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
-NAME, IMAGE, NODES = "!name", "!image", "!nodes"  # keys besides labels, none of which begins with "!"
+LARGEST = 260_000  # characters of an object; `kubectl apply` keeps 262,144
+IMAGE, NODES = "!image", "!nodes"  # keys besides labels, none of which begins with "!"
 NUMBER = f"^{INTEGER.pattern}$"
 NODE_AFFINITY = "object.spec.affinity.nodeAffinity"
 SELECTOR = f"{NODE_AFFINITY}.{REQUIRED}"
@@ -48,17 +49,11 @@ NEW = "request.operation == 'CREATE'"  # only then is there no `oldObject`
 def make_policy_objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
     """Yield the mutating policy and its binding; for a policy that denies, also the validating ones.
 
-    Raises UsageError if there are too many classes for an expression in CEL.
+    Raises UsageError if there are too many classes for an expression in CEL, or for an object.
     """
     condition = {"name": "uses-the-image", "expression": make_use_condition(policy)}
     shared = {"matchConstraints": {"resourceRules": make_rules()}, "matchConditions": [condition]}
     variables = [{"name": key, "expression": text} for key, text in make_variables(policy).items()]
-    longest = max(variables, key=lambda variable: len(variable["expression"]))
-    if len(longest["expression"]) > LONGEST:
-        raise UsageError(
-            f"too many classes for one expression: {len(policy.classes)}",
-            remedy="use the webhook, which has no such limit: `imagematrix kubernetes render install --help`",
-        )
     mutating = {
         **shared,
         "failurePolicy": "Fail" if policy.deny else "Ignore",
@@ -66,6 +61,13 @@ def make_policy_objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest
         "variables": variables,
         "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": make_mutation(policy)}}],
     }
+    # It is larger than the validating one.
+    is_too_large = len(json.dumps(mutating, ensure_ascii=False)) > LARGEST
+    if is_too_large or max(len(variable["expression"]) for variable in variables) > LONGEST:
+        raise UsageError(
+            f"too many classes for a policy: {len(policy.classes)}",
+            remedy="use the webhook, which has no such limit: `imagematrix kubernetes render install --help`",
+        )
     yield make_manifest(API, "MutatingAdmissionPolicy", name, spec=mutating)
     yield make_manifest(API, "MutatingAdmissionPolicyBinding", name, spec={"policyName": name})
     if policy.deny:
@@ -81,7 +83,11 @@ def make_policy_objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest
 
 def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
     """Return the CEL variables by name; each may use the previous ones."""
-    classes = {f"class{index}": _make_class_map(pod_class) for index, pod_class in enumerate(policy.classes)}
+    has_names = NODE not in policy.omitted_labels
+    classes = {
+        f"class{index}": _make_class_map(pod_class, has_names=has_names)
+        for index, pod_class in enumerate(policy.classes)
+    }
     class_names = ", ".join(f"variables.{name}" for name in classes)
     has_affinity = f"has(object.spec.affinity) && has({NODE_AFFINITY})"
     counts = [f"(has(object.spec.{name}) && size(object.spec.{name}) > {WIDEST})" for name in LISTS]
@@ -90,7 +96,8 @@ def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
         f"t.{name}.exists(e, has(e.values) && size(e.values) > {WANTED})))"
         for name in REQUIREMENTS
     )
-    is_on_node = f"has(object.spec.nodeName) && object.spec.nodeName in c[{_quote(NODES)}]"
+    is_on_node = f"has(object.spec.nodeName) && {_make_node_condition('object.spec.nodeName')}"
+    is_known = f"variables.classes.exists(c, {_make_node_condition('e.values[0]')})"
     return {
         **classes,
         # CEL has no loop with an index: a filter of these numbers stands for it.
@@ -101,6 +108,15 @@ def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
         "wide": " || ".join(
             [f"size(variables.terms) > {WIDEST}", *counts, f"variables.terms.exists(t, {is_wide_term})"]
         ),
+        "on_new_node": (
+            "has(object.spec.nodeName) && "
+            f"!variables.classes.exists(c, {_make_node_condition('object.spec.nodeName')})"
+        ),
+        # Of each term, the names of nodes that no class has.
+        "new_nodes": (
+            "variables.terms.filter(t, has(t.matchFields))"
+            f".map(t, t.matchFields.filter(e, {_make_name_condition('In')} && !{is_known}).map(e, e.values[0]))"
+        ),
         "left": f"variables.classes.filter(c, {NEW} ? {_make_class_condition()} : {is_on_node})",
         "images": f"variables.left.map(c, c[{_quote(IMAGE)}][0]).filter(i, i != '')",
         "image": (
@@ -109,7 +125,7 @@ def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
         ),
         "names": (
             f"variables.classes.filter(c, c[{_quote(IMAGE)}][0] == variables.image)"
-            f".map(c, c[{_quote(NAME)}][0])"
+            f".map(c, c[{_quote(CLASS)}][0])"
         ),
     }
 
@@ -126,7 +142,7 @@ def make_refusal(policy: AdmissionPolicy) -> str:
     start = f"{_quote(f'{policy.name}: ')} + "
     which = (
         f"(size(variables.left) > {SHOWN} ? string(size(variables.left)) + ' classes' : "
-        f"variables.left.map(c, c[{_quote(NAME)}][0]).join(', '))"
+        f"variables.left.map(c, c[{_quote(CLASS)}][0]).join(', '))"
     )
     nowhere = f"({NEW} ? {_quote(NOWHERE)} : {_quote(UNPLACED)})"
     nothing = f"{_quote('no image fits the nodes that the pod may run on: ')} + {which}"
@@ -170,33 +186,55 @@ def _make_list_condition(policy: AdmissionPolicy, containers: str, container: st
     )
 
 
-def _make_class_map(pod_class: PodClass) -> str:
+def _make_class_map(pod_class: PodClass, *, has_names: bool) -> str:
     """Return a class as a map of lists of strings: in Kubernetes' CEL, values of a map have one type."""
     entries = {
-        NAME: (pod_class.name,),
+        CLASS: (pod_class.name,),
         IMAGE: (pod_class.image,),
-        NODES: pod_class.nodes,
+        **({NODES: pod_class.nodes} if has_names and pod_class.nodes else {}),
         **pod_class.values,
     }
     lists = [f"{_quote(key)}: [{', '.join(map(_quote, values))}]" for key, values in entries.items()]
     return f"{{{', '.join(lists)}}}"
 
 
+def _make_node_condition(name: str) -> str:
+    """Return the expression that is true if a class `c` is known to have the node."""
+    return f"({_quote(NODES)} in c && {name} in c[{_quote(NODES)}])"
+
+
+def _make_name_condition(operator: str) -> str:
+    """Return the expression that is true if a requirement `e` of `matchFields` is about a node's name."""
+    return (
+        f"(e.key == {_quote(NODE)} && e.operator == {_quote(operator)} && "
+        "has(e.values) && size(e.values) == 1)"
+    )
+
+
 def _make_class_condition() -> str:
-    labels, wanted, node = "object.metadata.labels", "object.spec.nodeSelector", _quote(NODE)
+    labels, wanted, nodes = "object.metadata.labels", "object.spec.nodeSelector", _quote(NODES)
     labelled = f"!has({labels}) || !({_quote(CLASS)} in {labels})"
-    labelled += f" || {labels}[{_quote(CLASS)}] == c[{_quote(NAME)}][0]"
-    bound = "!has(object.spec.nodeName) || object.spec.nodeName == ''"
-    bound += f" || !({node} in c) || object.spec.nodeName in c[{node}]"
+    labelled += f" || {labels}[{_quote(CLASS)}] == c[{_quote(CLASS)}][0]"
+    bound = "!has(object.spec.nodeName) || object.spec.nodeName == '' || variables.on_new_node"
+    bound += f" || !({nodes} in c) || object.spec.nodeName in c[{nodes}]"
     selected = f"!has({wanted}) || {wanted}.all(k, !(k in c) || {wanted}[k] in c[k])"
     # A term matches if it has requirements, and all hold as far as the class has values of their labels.
     has_any = " || ".join(f"(has(t.{name}) && size(t.{name}) > 0)" for name in REQUIREMENTS)
-    meets_all = " && ".join(
-        f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_make_requirement_condition()}))"
-        for name in REQUIREMENTS
-    )
+    has_labels = f"t.matchExpressions.all(e, !(e.key in c) || {_make_requirement_condition()})"
+    has_fields = f"t.matchFields.all(e, !({nodes} in c) || {_make_field_condition()})"
+    meets_all = f"(!has(t.matchExpressions) || {has_labels}) && (!has(t.matchFields) || {has_fields})"
     matched = f"!variables.required || variables.terms.exists(t, ({has_any}) && {meets_all})"
     return f"({' && '.join(f'({condition})' for condition in (labelled, bound, selected, matched))})"
+
+
+def _make_field_condition() -> str:
+    """Return the expression of `find_by_field`. To look a name up costs as much as the class has nodes."""
+    nodes = f"c[{_quote(NODES)}]"
+    is_one = f"e.values[0] in {nodes} || variables.new_nodes.exists(n, e.values[0] in n)"
+    return (
+        f"({_make_name_condition('In')} ? ({is_one}) : "
+        f"!{_make_name_condition('NotIn')} || {nodes} != [e.values[0]])"
+    )
 
 
 def _make_requirement_condition() -> str:

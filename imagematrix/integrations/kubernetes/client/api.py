@@ -13,6 +13,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
@@ -68,6 +69,10 @@ class ApiServer:
     authority_text: str | None = None
     certificate: tuple[Path, Path] | None = None
 
+    def make_url(self, path: str) -> str:
+        """Return the URL of a path; the API server's own URL may have one, behind which the cluster is."""
+        return self.url.rstrip("/") + path
+
     def make_headers(self) -> dict[str, str]:
         """Return the headers of a request; raise UsageError if the token cannot be read."""
         if self.token is None:
@@ -114,6 +119,17 @@ def read_namespace(account: Path = ACCOUNT) -> str:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
+def require_url(text: str) -> str:
+    """Return the URL of an API server; raise UsageError if it is none."""
+    with contextlib.suppress(ValueError):  # of an invalid port or address
+        url = urlsplit(text)
+        if url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.query:
+            return text
+    raise UsageError(
+        f"invalid URL of an API server: {text[:80]!r}", remedy="give one such as https://10.0.0.1:6443"
+    )
+
+
 async def send_request(
     api: ApiServer, method: str, path: str, document: Mapping[str, object] | None = None
 ) -> json_documents.Fields:
@@ -125,7 +141,7 @@ async def send_request(
     try:
         async with (
             _open_session(api, limits) as session,
-            session.request(method, path, json=document, headers=api.make_headers()) as answer,
+            session.request(method, api.make_url(path), json=document, headers=api.make_headers()) as answer,
         ):
             await _require_success(answer)
             return json_documents.Fields(json_documents.parse_json(await answer.read(), path), path)
@@ -222,7 +238,7 @@ class _WatchedCollection(Generic[T]):
         query = {**self._collection.query, "limit": str(self._collection.limit)}
         while True:
             async with session.get(
-                self._collection.path, params=query, headers=self._api.make_headers()
+                self._api.make_url(self._collection.path), params=query, headers=self._api.make_headers()
             ) as answer:
                 await _require_success(answer)
                 raw = await _read_page(answer, noun)
@@ -249,7 +265,8 @@ class _WatchedCollection(Generic[T]):
             "timeoutSeconds": str(WATCH_S),
         }
         headers = self._api.make_headers()
-        async with session.get(self._collection.path, params=query, headers=headers) as answer:
+        url = self._api.make_url(self._collection.path)
+        async with session.get(url, params=query, headers=headers) as answer:
             await _require_success(answer)
             async for line in answer.content:
                 event = json_documents.Fields(json_documents.parse_json(line, "watch"), "watch")
@@ -295,9 +312,7 @@ async def _open_session(
     api: ApiServer, limits: aiohttp.ClientTimeout
 ) -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(ssl=api.make_tls_context())
-    async with aiohttp.ClientSession(
-        api.url, connector=connector, timeout=limits, read_bufsize=LINE
-    ) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=limits, read_bufsize=LINE) as session:
         yield session
 
 

@@ -12,7 +12,7 @@ import binascii
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.client import yaml
-from imagematrix.integrations.kubernetes.client.api import ApiServer
+from imagematrix.integrations.kubernetes.client.api import ApiServer, require_url
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load_kubeconfig(path: Path) -> ApiServer:
     except (binascii.Error, UnicodeDecodeError) as error:
         raise cluster.fail("certificate-authority-data", "is not a certificate in base64") from error
     return ApiServer(
-        url=cluster.get_text("server"),
+        url=require_url(cluster.get_text("server")),
         token=token,
         authorities=_resolve_file(path, cluster, "certificate-authority"),
         authority_text=text,

@@ -1,28 +1,29 @@
 """Why a pod that uses one of our images got no image, or cannot be placed: in words, for each class of nodes.
 
-`explain_pod` is a pure function of a pod and the ClusterPolicy of a cluster. What it says of images is what
-`admission.admit` decides.
+`explain_pod` is a pure function of a pod and the ClusterPolicies of a cluster. What it says of images is what
+`admission.admit_by_all` decides.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, partial
 
 from imagematrix.common.text import shorten_words
-from imagematrix.integrations.kubernetes.admission.admission import WIDE, WIDEST, admit, is_too_wide
-from imagematrix.integrations.kubernetes.explain.obstacles import Obstacles, count_obstacles, find_obstacles
+from imagematrix.integrations.kubernetes.admission.admission import WIDE, WIDEST, admit_by_all, is_too_wide
+from imagematrix.integrations.kubernetes.explain.obstacles import Obstacles, count_obstacles
 from imagematrix.integrations.kubernetes.workloads.placement import RELABEL, get_image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Literal
 
     from imagematrix.integrations.kubernetes.admission.admission import Admission
     from imagematrix.integrations.kubernetes.admission.cluster_policy import ClusterPolicy
+    from imagematrix.integrations.kubernetes.explain.obstacles import KnownNodes
     from imagematrix.integrations.kubernetes.explain.pod import Pod
     from imagematrix.integrations.kubernetes.nodes.classes import NodeClass
-    from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
 
     Cause = Literal[
         "NoImageFits", "ImageUndecided", "NoClassMatches", "NotAdmitted", "ImageOutdated", "NoNodeFits"
@@ -40,6 +41,7 @@ LACKING: tuple[Cause, ...] = ("NoClassMatches", "NoImageFits", "NoNodeFits")  # 
 ENDED = ("Succeeded", "Failed")
 SHOWN = 3  # classes, or nodes, that a sentence names
 MANY = f"the pod has more than {WIDEST} labels in its node selector, or tolerations"
+UNASKED = "the webhook is not asked in kube-system, its own namespace and those of --exclude-namespace"
 AGAIN = "delete the pod, and create it again"
 
 
@@ -114,45 +116,64 @@ def make_pending_document(pod: Pod, explanations: Iterable[Explanation]) -> dict
 
 
 def explain_pod(
+    pod: Pod, clusters: Sequence[ClusterPolicy], nodes: KnownNodes, *, in_detail: bool = True
+) -> tuple[Explanation, ...]:
+    """Return what is wrong with a pod, for each of the images of some catalogs that it uses.
+
+    A pod that is too wide for admission is not compared with nodes. Unless `in_detail`, it is compared only
+    with those that could take it, and the explanations have no `classes`.
+    """
+    excess = _find_excess(pod)
+    admissions = {} if excess else admit_by_all(pod.document, [cluster.policy for cluster in clusters])
+    explanations = []
+    for cluster in clusters:
+        images = _find_variant_images(pod, cluster)
+        is_used = cluster.policy.name in pod.images
+        if excess and (is_used or images):
+            explanations.append(_explain_excess(pod, cluster, excess))
+        elif is_used or images:
+            admission = admissions[cluster.policy.name] if is_used else None
+            explanations.append(_explain_image(pod, cluster, images, admission, nodes, in_detail=in_detail))
+    return tuple(explanations)
+
+
+def _explain_excess(pod: Pod, cluster: ClusterPolicy, excess: str) -> Explanation:
+    is_undecided = excess == WIDE and cluster.policy.name in pod.images and pod.phase not in ENDED
+    return Explanation(
+        image=cluster.policy.name,
+        cause="ImageUndecided" if is_undecided else None,
+        summary=f"{cluster.policy.name}: {excess}",
+        fix=None,
+        classes=(),
+        left_out=cluster.unlabelled,
+    )
+
+
+def _explain_image(
     pod: Pod,
     cluster: ClusterPolicy,
-    nodes: Mapping[str, ClusterNode],
-    used: Mapping[str, Mapping[str, int]],
-) -> Explanation | None:
-    """Return what is wrong with a pod, or None if it does not use the image.
-
-    `nodes` are the nodes by name as they are now, and `used` the GPUs that the pods of each node request,
-    where that is known. A pod that is too wide for admission is not compared with nodes.
-    """
-    variant_images = _find_variant_images(pod, cluster)
-    if cluster.policy.name not in pod.images and not variant_images:
-        return None
-    if excess := _find_excess(pod):
-        is_undecided = excess == WIDE and cluster.policy.name in pod.images and pod.phase not in ENDED
-        return Explanation(
-            image=cluster.policy.name,
-            cause="ImageUndecided" if is_undecided else None,
-            summary=f"{cluster.policy.name}: {excess}",
-            fix=None,
-            classes=(),
-            left_out=cluster.unlabelled,
-        )
-    verdicts = tuple(
-        _judge_class(pod, node_class, nodes, used) for node_class in cluster.node_classes.classes
-    )
+    images: frozenset[str],
+    admission: Admission | None,
+    nodes: KnownNodes,
+    *,
+    in_detail: bool,
+) -> Explanation:
+    """Return what is wrong with a pod that has images of variants, or about whose image admission decides."""
+    judge = cache(partial(_judge_class, pod, nodes))
+    classes = cluster.node_classes.classes
     if pod.phase in ENDED:
         problem: Problem = None, "the pod has ended", None
-    elif cluster.policy.name in pod.images:
-        problem = _explain_undecided(cluster, admit(pod.document, cluster.policy), verdicts)
+    elif admission:
+        problem = _explain_undecided(cluster, admission, judge)
     else:
-        problem = _explain_decided(pod, variant_images, verdicts)
+        problem = _explain_decided(pod, images, classes, judge)
     cause, summary, fix = problem
     return Explanation(
         image=cluster.policy.name,
         cause=cause,
         summary=summary,
         fix=fix or (RELABEL if cause in LACKING and cluster.unlabelled else None),
-        classes=verdicts,
+        classes=tuple(map(judge, classes)) if in_detail else (),
         left_out=cluster.unlabelled,
     )
 
@@ -175,37 +196,35 @@ def _find_variant_images(pod: Pod, cluster: ClusterPolicy) -> frozenset[str]:
     return frozenset(images)
 
 
-def _judge_class(
-    pod: Pod,
-    node_class: NodeClass,
-    nodes: Mapping[str, ClusterNode],
-    used: Mapping[str, Mapping[str, int]],
-) -> ClassVerdict:
-    by_node = [
-        find_obstacles(pod, nodes.get(node.name, node), used.get(node.name, {})) for node in node_class.nodes
-    ]
+def _judge_class(pod: Pod, nodes: KnownNodes, node_class: NodeClass) -> ClassVerdict:
+    found = [*nodes.find_obstacles(pod, node_class)]
     return ClassVerdict(
         name=node_class.name,
         nodes=tuple(node.name for node in node_class.nodes),
-        able=sum(not obstacles for obstacles in by_node),
-        obstacles=count_obstacles(obstacle for obstacles in by_node for obstacle in obstacles),
-        selected=get_image(node_class.variant) if node_class.variant else None,
+        able=sum(count for obstacles, count in found if not obstacles),
+        obstacles=count_obstacles((obstacle, count) for obstacles, count in found for obstacle in obstacles),
+        selected=_get_class_image(node_class),
         why=node_class.why,
         fix=node_class.miss.shown if node_class.miss else None,
     )
 
 
+def _get_class_image(node_class: NodeClass) -> str | None:
+    return get_image(node_class.variant) if node_class.variant else None
+
+
 def _explain_undecided(
-    cluster: ClusterPolicy, admission: Admission, verdicts: Iterable[ClassVerdict]
+    cluster: ClusterPolicy, admission: Admission, judge: Callable[[NodeClass], ClassVerdict]
 ) -> Problem:
     """Return what is wrong with a pod that still has the name, according to what admission says now."""
     if admission.cause is None or admission.reason is None:
         image = next(operation["value"] for operation in admission.patch if operation["op"] == "replace")
         why = f"{cluster.policy.name}: the pod was created without a decision; a new one would get {image}"
-        return "NotAdmitted", why, f"see that a policy or the webhook is installed; {AGAIN}"
+        return "NotAdmitted", why, f"see that a policy or the webhook is installed ({UNASKED}); {AGAIN}"
     cause = CAUSES[admission.cause]
-    by_name = {verdict.name: verdict for verdict in verdicts}
-    possible = [by_name[name] for name in admission.possible]
+    classes = cluster.node_classes.classes
+    concerned = [each for each in classes if cause == "NoClassMatches" or each.name in admission.possible]
+    possible = [judge(node_class) for node_class in concerned]
     if cause == "ImageUndecided" and possible and not any(verdict.able for verdict in possible):
         # Admission knows the classes, not what else keeps a pod from all of their nodes.
         fix = _find_first_fix(possible)
@@ -218,16 +237,22 @@ def _explain_undecided(
         why, fix = possible[0].why, next((verdict.fix for verdict in possible if verdict.fix), None)
         return cause, f"{admission.reason}: {why}", fix
     if cause == "NoClassMatches":
-        return cause, f"{admission.reason}{_describe_first_obstacles(by_name.values())}", None
+        return cause, f"{admission.reason}{_describe_first_obstacles(possible)}", None
     return cause, admission.reason, None
 
 
-def _explain_decided(pod: Pod, images: frozenset[str], verdicts: Iterable[ClassVerdict]) -> Problem:
+def _explain_decided(
+    pod: Pod,
+    images: frozenset[str],
+    classes: Iterable[NodeClass],
+    judge: Callable[[NodeClass], ClassVerdict],
+) -> Problem:
     """Return what is wrong with a pod that has the image of a class."""
     image = shorten_words(sorted(images), 1)
-    matching = [verdict for verdict in verdicts if verdict.selected in images]
-    if pod.node and any(pod.node in verdict.nodes for verdict in matching):
+    concerned = [node_class for node_class in classes if _get_class_image(node_class) in images]
+    if pod.node and any(pod.node == node.name for node_class in concerned for node in node_class.nodes):
         return None, f"the pod has {image}, which fits its node {pod.node}", None
+    matching = [judge(node_class) for node_class in concerned]
     if not matching:
         why = f"{image}: no class of nodes gets this image any more, as after an upgrade of a driver"
         return "ImageOutdated", why, f"{AGAIN}, so that it gets the image of today's nodes"

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.integrations.kubernetes.explain.pod import Pod
+    from imagematrix.integrations.kubernetes.nodes.classes import NodeClass
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
 
 REPELLING = ("NoSchedule", "NoExecute")  # effects of taints that keep a pod off; the others are a preference
 CORDONED = "node.kubernetes.io/unschedulable"
 TERMS = 3  # terms of an affinity that a reason names
 VALUES = 4  # values, resources or nodes' labels that a reason names
+GROUPS = 100  # groupings of classes to keep: pods may ask for any labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +58,62 @@ def find_obstacles(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> tupl
     )
 
 
-def count_obstacles(obstacles: Iterable[Obstacle]) -> tuple[Obstacles, ...]:
-    """Return the obstacles of several nodes, the most frequent first; equal ones are counted."""
-    groups = group_values(((obstacle.why, obstacle.fix), obstacle.has) for obstacle in obstacles)
+def count_obstacles(obstacles: Iterable[tuple[Obstacle, int]]) -> tuple[Obstacles, ...]:
+    """Return obstacles, each with its number of nodes, the most frequent first; equal ones are added up."""
+    groups = group_values(
+        ((obstacle.why, obstacle.fix), (obstacle.has, nodes)) for obstacle, nodes in obstacles
+    )
     counted = []
-    for (why, fix), facts in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0][0])):
-        known = sorted({fact for fact in facts if fact})
+    for (why, fix), found in groups.items():
+        known = sorted({has for has, _ in found if has})
         instead = f"; found {shorten_words(known, VALUES)}" if known else ""
-        counted.append(Obstacles(why=why + instead, nodes=len(facts), fix=fix))
-    return tuple(counted)
+        counted.append(Obstacles(why=why + instead, nodes=sum(nodes for _, nodes in found), fix=fix))
+    return tuple(sorted(counted, key=lambda each: (-each.nodes, each.why)))
+
+
+class KnownNodes:
+    """The nodes of a cluster by name, as they are now, and the GPUs that the pods of each request, if known.
+
+    Nodes that a pod cannot tell apart are compared with it once: a cluster may have thousands of nodes, and
+    as many pending pods that differ.
+    """
+
+    def __init__(self, nodes: Iterable[ClusterNode], used: Mapping[str, Mapping[str, int]]) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._used = used
+        self._facts = {name: self._list_facts(node) for name, node in self._nodes.items()}
+        self._groups: dict[tuple[NodeClass, frozenset[str]], list[list[ClusterNode]]] = {}
+
+    def find_obstacles(self, pod: Pod, node_class: NodeClass) -> Iterator[tuple[tuple[Obstacle, ...], int]]:
+        """Yield the obstacles of nodes of a class, none for those that can take a pod, and their number."""
+        named = pod.named_nodes
+        for group in self._group_nodes(node_class, pod.label_keys):
+            alike = [node for node in group if node.name not in named]
+            if alike:
+                yield self._find_obstacles(pod, alike[0]), len(alike)
+            for node in group if len(alike) < len(group) else ():
+                if node.name in named:
+                    yield self._find_obstacles(pod, node), 1
+
+    def _find_obstacles(self, pod: Pod, node: ClusterNode) -> tuple[Obstacle, ...]:
+        return find_obstacles(pod, node, self._used.get(node.name, {}))
+
+    def _group_nodes(self, node_class: NodeClass, keys: frozenset[str]) -> list[list[ClusterNode]]:
+        """Return the nodes of a class in groups that are alike in labels with these keys, and in all else."""
+        if (node_class, keys) not in self._groups:
+            nodes = [self._nodes.get(node.name, node) for node in node_class.nodes]
+            groups = group_values(
+                ((self._facts.get(node.name), *map(node.labels.get, keys)), node) for node in nodes
+            )
+            if len(self._groups) >= GROUPS:
+                self._groups.clear()
+            self._groups[node_class, keys] = [*groups.values()]
+        return self._groups[node_class, keys]
+
+    def _list_facts(self, node: ClusterNode) -> tuple[object, ...]:
+        """Return what decides which pods a node takes, besides its labels and its name."""
+        gpus = select_gpu_quantities(node.allocatable), self._used.get(node.name, {})
+        return node.cordoned, node.taints, *(frozenset(counts.items()) for counts in gpus)
 
 
 def _find_label_obstacles(pod: Pod, node: ClusterNode) -> Iterator[Obstacle]:
@@ -93,10 +142,13 @@ def _explain_mismatch(term: Mapping[str, Any], node: ClusterNode) -> tuple[str, 
         ),
         *((field, node.name) for field in term.get("matchFields", ())),
     ]
-    for requirement, value in requirements:
+    labels = len(term.get("matchExpressions", ()))
+    for index, (requirement, value) in enumerate(requirements):
         if not is_requirement_met(requirement, value):
             key, operator = requirement["key"], requirement["operator"]
             wanted = f"{key} {operator} {shorten_words(requirement['values'], VALUES)}".rstrip()
+            if index >= labels:  # the names of other nodes tell nothing
+                return wanted, None
             return wanted, f"no {key}" if value is None else f"{key}={value}"
     return None if requirements else ("an empty term, which no node meets", None)
 

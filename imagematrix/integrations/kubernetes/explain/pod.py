@@ -59,6 +59,18 @@ class Pod:
         return get_required_terms(self.document["spec"])
 
     @property
+    def label_keys(self) -> frozenset[str]:
+        """The labels of nodes that it asks for."""
+        asked = (one["key"] for term in self.terms or () for one in term.get("matchExpressions", ()))
+        return frozenset([CLASS, *self.selector, *asked])
+
+    @property
+    def named_nodes(self) -> frozenset[str]:
+        """The nodes that it names, to be on them or not."""
+        fields = (one for term in self.terms or () for one in term.get("matchFields", ()))
+        return frozenset([self.node or "", *(name for one in fields for name in one["values"])])
+
+    @property
     def tolerations(self) -> list[dict[str, str]]:
         """The taints that it tolerates."""
         tolerations: list[dict[str, str]] = self.document["spec"].get("tolerations", [])
@@ -89,15 +101,21 @@ def parse_pod(data: object, where: str) -> Pod:
             f"{where}: expected a Pod, found {kind[:80]!r}",
             remedy="write it with `kubectl get pod NAME -o json`",
         )
-    metadata, status = fields.get_object_or_empty("metadata"), fields.get_object_or_empty("status")
-    name = metadata.get_text_or_none("name") or metadata.get_text_or_none("generateName") or UNNAMED
-    namespace = metadata.get_text_or_none("namespace")
+    status = fields.get_object_or_empty("status")
     return Pod(
-        name=f"{namespace}/{name}" if namespace else name,
+        name=get_pod_name(fields),
         phase=status.get_text_or_none("phase") or "Pending",
         document=reduce_pod(fields),
         gpus=dict(sorted(count_requested(fields.get_object_or_empty("spec")).items())),
     )
+
+
+def get_pod_name(fields: json_documents.Fields) -> str:
+    """Return a pod's name with its namespace, as far as it has them."""
+    metadata = fields.get_object_or_empty("metadata")
+    name = metadata.get_text_or_none("name") or metadata.get_text_or_none("generateName") or UNNAMED
+    namespace = metadata.get_text_or_none("namespace")
+    return f"{namespace}/{name}" if namespace else name
 
 
 def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
@@ -130,7 +148,10 @@ def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
             texts = _reduce_texts(container, "image", "restartPolicy")
             containers.append(texts | ({"resources": present} if present else {}))
         reduced |= {name: containers} if containers else {}
-    return {"kind": "Pod", "metadata": {"labels": {CLASS: label}} if label else {}, "spec": reduced}
+    metadata_kept = (
+        {} if label is None else {"labels": {CLASS: label}}
+    )  # "" is no class, and admission says so
+    return {"kind": "Pod", "metadata": metadata_kept, "spec": reduced}
 
 
 def _reduce_terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:

@@ -16,6 +16,7 @@ from imagematrix.integrations.kubernetes.admission.admission import AdmissionPol
 from imagematrix.integrations.kubernetes.admission.policy import API, make_rules, make_use_condition
 from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL, make_manifest
 from imagematrix.integrations.kubernetes.dra import cdi, slice_policy, slices
+from imagematrix.integrations.kubernetes.webhook.events import CONTROL_PLANE
 from imagematrix.integrations.kubernetes.webhook.review import PATH
 from imagematrix.integrations.kubernetes.workloads.manifests import (
     LABEL,
@@ -181,7 +182,9 @@ def _make_deployment(installation: Installation) -> Manifest:
     words += ["--nodes", "cluster", "--tls-cert", "/tls/tls.crt", "--tls-key", "/tls/tls.key"]
     words += ["--listen", f"0.0.0.0:{PORT}", "--health", f"0.0.0.0:{HEALTH}"]
     words += ["--on-unknown", "deny" if installation.deny else "default"]
-    words += ["--events", NAME] if installation.events else []
+    if installation.events:
+        words += ["--events", NAME]
+        words += [word for name in installation.excluded for word in ("--exclude-namespace", name)]
     mounts = [{"name": "tls", "mountPath": "/tls", "readOnly": True}]
     volumes: list[Manifest] = [{"name": "tls", "secret": {"secretName": NAME}}]
     if secret:
@@ -318,7 +321,7 @@ def _make_configuration(installation: Installation, tls: Tls) -> Manifest:
     space = installation.namespace
     # With "Fail", a webhook that is down would keep its own pods, and those of the control plane, from
     # starting.
-    excluded = ["kube-system", space, *installation.excluded]
+    excluded = [CONTROL_PLANE, space, *installation.excluded]
     use_condition = " || ".join(
         make_use_condition(AdmissionPolicy(name=name, classes=())) for name in installation.names
     )

@@ -7,7 +7,6 @@ writes it. See https://kubernetes.io/docs/reference/kubernetes-api/cluster-resou
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime as dt
 import hashlib
 import json
@@ -15,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from imagematrix.common.groups import group_values
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.integrations.kubernetes.client.api import (
     Collection,
@@ -24,11 +24,12 @@ from imagematrix.integrations.kubernetes.client.api import (
     watch_collection,
 )
 from imagematrix.integrations.kubernetes.explain.explain_pod import explain_pod
+from imagematrix.integrations.kubernetes.explain.obstacles import KnownNodes
 from imagematrix.integrations.kubernetes.explain.pod import parse_pod, reduce_pod
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
     from imagematrix.common import json_documents
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.webhook.state import ClusterState
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
 
+CONTROL_PLANE = "kube-system"  # the namespace whose pods no webhook may hold up
 PODS = "/api/v1/pods"
 PENDING = {"fieldSelector": "status.phase=Pending"}
 PAGE = 20  # pods of one answer, each of at most 1.5 MiB
@@ -48,6 +50,7 @@ PATIENCE_S = 10.0  # for which a pod has to be pending: most get a node at once
 LOOK_S = 5.0
 AGE_S = 30.0  # of explanations; in a large cluster, some node always changes
 KEPT_S = 600.0  # after which an Event is written again; an API server drops Events after an hour
+BUSY_S = 5.0  # of a look, after which no further shape is explained
 MOST = 500  # Events of one look; the others follow with the next
 SOURCE = "imagematrix-webhook"
 LONGEST = 1024  # characters of an Event's message
@@ -70,7 +73,7 @@ class _EventMemory:
 
     The pods; since when each is known to be pending, by UID; when each Event was written, by its name; the
     explanations of each shape, for the `cluster_policies` and `nodes` that they follow from, and when these
-    were read.
+    were read; and when each shape was last explained, also for others.
     """
 
     pods: tuple[PendingPod, ...] = ()
@@ -80,13 +83,20 @@ class _EventMemory:
     cluster_policies: tuple[ClusterPolicy, ...] = ()
     nodes: tuple[ClusterNode, ...] = ()
     read_at: float = 0.0
+    known_nodes: KnownNodes | None = None
+    explained_at: dict[str, float] = field(default_factory=dict)
 
 
 class Events:
-    """Writes an Event for each cause that keeps a pod that uses our images from running."""
+    """Writes an Event for each cause that keeps a pod that uses our images from running.
 
-    def __init__(self, leadership: Leadership) -> None:
+    Pods of the control plane, of the webhook's own namespace and of the `excluded` ones get none: the webhook
+    is not asked about them.
+    """
+
+    def __init__(self, leadership: Leadership, excluded: Iterable[str] = ()) -> None:
         self._leadership = leadership
+        self._excluded = frozenset([CONTROL_PLANE, leadership.namespace, *excluded])
 
     async def follow(self, state: ClusterState, telemetry: Telemetry) -> None:
         """Write Events while this process leads, until cancelled; failures are noted."""
@@ -96,7 +106,7 @@ class Events:
             pods = Collection(PODS, "pods", _parse_pending, query=PENDING, limit=PAGE)
 
             def keep_pods(pods: Mapping[str, PendingPod]) -> None:
-                memory.pods = tuple(pods.values())
+                memory.pods = tuple(pod for pod in pods.values() if pod.namespace not in self._excluded)
 
             def record_failure(error: ImagematrixError) -> None:
                 telemetry.record_failure("pods", error)
@@ -123,26 +133,47 @@ class Events:
         stale = memory.nodes is not state.nodes and now - memory.read_at >= AGE_S
         if memory.cluster_policies is not state.cluster_policies or stale:
             memory.cluster_policies, memory.nodes = state.cluster_policies, state.nodes
+            memory.known_nodes = await asyncio.to_thread(KnownNodes, memory.nodes, {})
             memory.read_at, memory.explanations = now, {}
-        shapes = {pod.shape for pod in waiting}
-        memory.explanations = await asyncio.to_thread(_explain_shapes, shapes, memory)
-
-        events = (
-            make_event(pod, explanation, self._leadership.identity)
-            for pod in waiting
-            for explanation in memory.explanations[pod.shape]
-        )
-        due = [event for event in events if event["metadata"]["name"] not in memory.written]
-        try:
-            for event in due[:MOST]:
-                path = f"/api/v1/namespaces/{event['metadata']['namespace']}/events"
-                # It exists, or its namespace has gone.
-                with contextlib.suppress(ConflictError, NotFoundError):
-                    await send_request(self._leadership.api, "POST", path, event)
-                    telemetry.count_event(event["reason"])
+        pods_by_shape = group_values((pod.shape, pod) for pod in waiting)
+        memory.explanations = {
+            shape: memory.explanations[shape] for shape in pods_by_shape if shape in memory.explanations
+        }
+        memory.explained_at = {shape: memory.explained_at.get(shape, 0.0) for shape in pods_by_shape}
+        written = 0
+        # Those that were explained longest ago come first: pods that take long do not stop others for ever.
+        for shape in sorted(pods_by_shape, key=memory.explained_at.__getitem__):
+            if shape not in memory.explanations:
+                if time.monotonic() - now >= BUSY_S:
+                    continue
+                memory.explanations[shape] = await asyncio.to_thread(_explain_shape, shape, memory)
+                memory.explained_at[shape] = time.monotonic()
+            for event in self._make_due_events(pods_by_shape[shape], memory):
+                if written == MOST or not await self._write_event(event, telemetry):
+                    return
                 memory.written[event["metadata"]["name"]] = now
+                written += 1
+
+    def _make_due_events(self, pods: Iterable[PendingPod], memory: _EventMemory) -> Iterator[dict[str, Any]]:
+        for pod in pods:
+            for explanation in memory.explanations[pod.shape]:
+                event = make_event(pod, explanation, self._leadership.identity)
+                if event["metadata"]["name"] not in memory.written:
+                    yield event
+
+    async def _write_event(self, event: dict[str, Any], telemetry: Telemetry) -> bool:
+        """Write an Event; return whether the API server has answered."""
+        path = f"/api/v1/namespaces/{event['metadata']['namespace']}/events"
+        try:
+            await send_request(self._leadership.api, "POST", path, event)
+        except (ConflictError, NotFoundError):
+            pass  # it exists, or its namespace has gone
         except (EngineError, UsageError) as error:
             telemetry.record_failure("events", error)
+            return False
+        else:
+            telemetry.count_event(event["reason"])
+        return True
 
 
 def make_event(pod: PendingPod, explanation: Explanation, instance: str) -> dict[str, Any]:
@@ -174,18 +205,12 @@ def make_event(pod: PendingPod, explanation: Explanation, instance: str) -> dict
     }
 
 
-def _explain_shapes(shapes: Iterable[str], memory: _EventMemory) -> dict[str, tuple[Explanation, ...]]:
-    """Return the explanations of shapes, without those that have no cause."""
-    by_name = {node.name: node for node in memory.nodes}
-    by_shape = {}
-    for shape in shapes:
-        explanations = memory.explanations.get(shape)
-        if explanations is None:
-            pod = parse_pod(json.loads(shape), "pod")
-            results = (explain_pod(pod, cluster, by_name, {}) for cluster in memory.cluster_policies)
-            explanations = tuple(result for result in results if result and result.cause)
-        by_shape[shape] = explanations
-    return by_shape
+def _explain_shape(shape: str, memory: _EventMemory) -> tuple[Explanation, ...]:
+    """Return the explanations of a shape, without those that have no cause."""
+    pod = parse_pod(json.loads(shape), "pod")
+    nodes = memory.known_nodes or KnownNodes((), {})
+    explanations = explain_pod(pod, memory.cluster_policies, nodes, in_detail=False)
+    return tuple(explanation for explanation in explanations if explanation.cause)
 
 
 def _parse_pending(fields: json_documents.Fields) -> PendingPod:

@@ -68,9 +68,13 @@ class Leadership:
 
     async def _try_renewal(self, holding: _Holding, telemetry: Telemetry) -> bool:
         """Take or renew the Lease if possible; return whether the API server has answered."""
+        # The holder stops in time, even if the API server does not answer.
+        started, patience = time.monotonic(), RENEWED_S - RETRY_S
+        if holding.renewed is not None and holding.is_held:
+            patience = min(patience, holding.renewed + RENEWED_S - started)
         try:
-            async with asyncio.timeout(RENEWED_S - RETRY_S):
-                holding.renewed = time.monotonic() if await self._renew(holding) else None
+            async with asyncio.timeout(patience):
+                holding.renewed = started if await self._renew(holding) else None
         except TimeoutError:
             telemetry.record_failure("lease", EngineError("the API server does not answer"))
         except (EngineError, UsageError) as error:

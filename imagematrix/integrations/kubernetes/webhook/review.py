@@ -6,17 +6,16 @@ See https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission
 from __future__ import annotations
 
 import base64
-import copy
 import json
 from dataclasses import dataclass
 
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.admission.admission import OPERATIONS, admit
+from imagematrix.integrations.kubernetes.admission.admission import OPERATIONS, admit_by_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from typing import Any, Literal
 
     from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy
@@ -54,7 +53,7 @@ def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnsw
     response: dict[str, Any] = {"uid": request.get_text("uid"), "allowed": True}
     document = {"apiVersion": API, "kind": KIND, "response": response}
     pod = request.get_object_or_none("object")
-    name = f"{request.get_text_or_none('namespace')}/{request.get_text_or_none('name')}"
+    name = f"{request.get_text_or_none('namespace')}/{_get_pod_name(request, pod)}"
     operation = request.get_text("operation")
     if pod is None or operation not in OPERATIONS.get(_get_resource(request), ()):
         return ReviewAnswer(document=document, outcome="unchanged", pod=name)
@@ -62,12 +61,14 @@ def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnsw
     if before is None and operation != "CREATE":
         raise request.fail("oldObject", "is missing (expected an object)")
     try:
-        patch, reasons, refused = _admit_pod(pod.data, before.data if before is not None else None, policies)
+        admissions = admit_by_all(pod.data, policies, before=None if before is None else before.data).values()
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # API servers send only pods that they have decoded: another client sent this one.
         raise UsageError("review: request: object: invalid pod") from error
+    patch = [operation for admission in admissions for operation in admission.patch]
+    reasons = [admission.reason for admission in admissions if admission.reason]
     reason = "; ".join(reasons) or None
-    if refused:
+    if any(admission.refused for admission in admissions):
         status = {"code": FORBIDDEN, "reason": "Forbidden", "message": reason}
         response.update(allowed=False, status=status)
         return ReviewAnswer(document=document, outcome="refused", pod=name, reason=reason)
@@ -82,38 +83,16 @@ def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnsw
     return ReviewAnswer(document=document, outcome=outcome, pod=name, reason=reason)
 
 
+def _get_pod_name(request: json_documents.Fields, pod: json_documents.Fields | None) -> str | None:
+    """Return the name of a request's pod; the API server makes that of a controller's pod only afterwards."""
+    name = request.get_text_or_none("name")
+    if name or pod is None:
+        return name
+    return pod.get_object_or_empty("metadata").get_text_or_none("generateName")
+
+
 def _get_resource(request: json_documents.Fields) -> str:
     """Return what a request is about, such as `pods/ephemeralcontainers`."""
     resource = request.get_object_or_none("resource")
     words = (resource and resource.get_text_or_none("resource"), request.get_text_or_none("subResource"))
     return "/".join(word for word in words if word)
-
-
-def _admit_pod(
-    pod: dict[str, Any], before: dict[str, Any] | None, policies: Iterable[AdmissionPolicy]
-) -> tuple[list[Mapping[str, Any]], list[str], bool]:
-    """Return the patch, the reasons and whether the pod is refused; each policy sees earlier patches."""
-    patch: list[Mapping[str, Any]] = []
-    reasons: list[str] = []
-    refused = False
-    for policy in policies:
-        admission = admit(pod, policy, before=before)
-        patch += admission.patch
-        reasons += [admission.reason] if admission.reason else []
-        refused = refused or admission.refused
-        for operation in admission.patch:
-            _apply_operation(pod, operation)
-    return patch, reasons, refused
-
-
-def _apply_operation(pod: dict[str, Any], operation: Mapping[str, Any]) -> None:
-    """Apply an operation of `admit` to a pod; the keys in its paths need no escapes."""
-    *parents, last = operation["path"].split("/")[1:]
-    parent: Any = pod
-    for key in parents:
-        parent = parent[int(key)] if isinstance(parent, list) else parent[key]
-    value = copy.deepcopy(operation["value"])
-    if isinstance(parent, list):
-        parent.append(value)  # the operations replace or add keys, and append to lists
-    else:
-        parent[last] = value

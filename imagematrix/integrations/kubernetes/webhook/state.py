@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError
 from imagematrix.integrations.http_service.garbage import exempt_from_collection
+from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy
 from imagematrix.integrations.kubernetes.admission.cluster_policy import make_cluster_policy
 
 TYPE_CHECKING = False
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
-    from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy
     from imagematrix.integrations.kubernetes.admission.cluster_policy import ClusterPolicy
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
@@ -37,12 +37,14 @@ class ClusterState:
     """The nodes and catalogs as last read, and the policies for them.
 
     `policies`, which are those of `cluster_policies`, is None until the nodes and the catalogs of all `names`
-    are known.
+    are known. While no policy can be made from one of the catalogs, its last policy stays, or if there is
+    none, its image is undecided.
     """
 
     def __init__(self, names: Iterable[str], options: PolicyOptions, telemetry: Telemetry) -> None:
         self.policies: tuple[AdmissionPolicy, ...] | None = None
         self.cluster_policies: tuple[ClusterPolicy, ...] = ()
+        self._made: dict[str, ClusterPolicy] = {}  # by the name of the catalog
         self._names = tuple(names)
         self._options = options
         self._telemetry = telemetry
@@ -78,7 +80,7 @@ class ClusterState:
         return f"the catalog of {unknown[0]} is not known yet" if unknown else "no policies yet"
 
     async def follow(self) -> None:
-        """Make new policies whenever something has changed; after a failure the last ones stay."""
+        """Make new policies whenever something has changed; those that fail stay as they were."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(SETTLE_S)
@@ -86,23 +88,45 @@ class ClusterState:
             if self._nodes is None or len(self._catalogs) < len(set(self._names)):
                 continue
             nodes, catalogs = self._nodes, {name: self._catalogs[name] for name in self._names}
-            try:
-                self.cluster_policies = await asyncio.to_thread(self._make_policies, nodes, catalogs)
-            except ImagematrixError as error:
-                self._telemetry.record_failure("policies", error)
-            else:
-                self.policies = tuple(cluster.policy for cluster in self.cluster_policies)
-                unlabelled = self.cluster_policies[0].unlabelled if self.cluster_policies else ()
+            results = await asyncio.to_thread(self._make_policies, nodes, catalogs)
+            problems = {}
+            for name, result in results.items():
+                if isinstance(result, ImagematrixError):
+                    problems[name] = result
+                    self._telemetry.record_failure("policies", result)
+                else:
+                    self._made[name] = result
+            self.cluster_policies = tuple(self._made[name] for name in catalogs if name in self._made)
+            self.policies = tuple(
+                self._made[name].policy
+                if name in self._made
+                else self._make_undecided_policy(catalog, problems[name])
+                for name, catalog in catalogs.items()
+            )
+            if len(problems) < len(results):
+                unlabelled = self.cluster_policies[0].unlabelled
                 self._telemetry.record_policies(len(nodes) - len(unlabelled), unlabelled)
-                exempt_from_collection()  # the nodes and policies stay
+            exempt_from_collection()  # the nodes and policies stay
 
     def _make_policies(
         self, nodes: Sequence[ClusterNode], catalogs: Mapping[str, Catalog]
-    ) -> tuple[ClusterPolicy, ...]:
+    ) -> dict[str, ClusterPolicy | ImagematrixError]:
+        """Return the policy from each catalog, or why there is none: teams have different catalogs."""
         options = self._options
-        return tuple(
-            make_cluster_policy(
-                nodes, catalog, deny=options.deny, allow_cpu=options.allow_cpu, where=options.where
-            )
-            for catalog in catalogs.values()
+        results: dict[str, ClusterPolicy | ImagematrixError] = {}
+        for name, catalog in catalogs.items():
+            try:
+                results[name] = make_cluster_policy(
+                    nodes, catalog, deny=options.deny, allow_cpu=options.allow_cpu, where=options.where
+                )
+            except ImagematrixError as error:
+                results[name] = error
+        return results
+
+    def _make_undecided_policy(self, catalog: Catalog, problem: ImagematrixError) -> AdmissionPolicy:
+        return AdmissionPolicy(
+            name=f"{catalog.image}:{catalog.version}",
+            classes=(),
+            deny=self._options.deny,
+            problem=f"no image can be chosen: {problem}",
         )

@@ -61,7 +61,7 @@ def choose_classes(classes: Sequence[NodeClass], names: Sequence[str]) -> tuple[
     for name in names:
         if name not in by_name:
             raise UsageError(f"class {name!r} not found", remedy=f"one of {', '.join(sorted(by_name))}")
-    return tuple(by_name[name] for name in names) if names else tuple(classes)
+    return tuple(by_name[name] for name in dict.fromkeys(names)) if names else tuple(classes)
 
 
 def require_labels(classes: Iterable[NodeClass]) -> None:

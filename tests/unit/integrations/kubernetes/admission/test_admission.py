@@ -27,6 +27,7 @@ from scheduling import ApiServer, admitted, patched
 
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.admission import admission as admission_module
 from imagematrix.integrations.kubernetes.admission.admission import (
     UNPLACED,
     AdmissionPolicy,
@@ -288,10 +289,61 @@ def test_a_cluster_s_labels_narrow_a_pod_to_its_image(small_cluster):
     assert admit(daemon, made).patch[0]["value"] == A
 
 
+def by_both(given_pod, policy):
+    """Return the image that a pod gets by the function, and by its CEL."""
+    server = ApiServer(list(make_policy_objects(policy, "x")))
+    patches = (admit(given_pod, policy).patch, server.mutate(given_pod))
+    return [images(patched(given_pod, patch))[0] for patch in patches]
+
+
+def on_node(name):
+    """Return the pod that a DaemonSet makes for a node."""
+    return pod(NAME, affinity=asking(term("metadata.name", "In", name, kind="matchFields")))
+
+
 def test_a_label_with_too_many_values_narrows_nothing(small_cluster, monkeypatch):
-    monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.VALUES", 2)
+    monkeypatch.setattr(admission_module, "VALUES", 2)
     made = make_policy(NAME, small_cluster)
     assert "pool" not in made.classes[0].values
+    assert {"pool", "kubernetes.io/hostname"} <= {*made.omitted_labels}
+
+
+def test_a_node_and_a_class_decide_in_any_cluster(small_cluster, monkeypatch):
+    monkeypatch.setattr(admission_module, "VALUES", 2)
+    made = make_policy(NAME, small_cluster)
+    n2 = next(each for each in made.classes if each.nodes == ("n2",))
+    asked = [on_node("n2"), pod(NAME, nodeName="n2"), pod(NAME, nodeSelector={CLASS: n2.name})]
+    assert [by_both(given_pod, made) for given_pod in asked] == [[B, B]] * 3
+
+
+def test_without_room_for_names_in_cel_a_class_still_decides(small_cluster, monkeypatch):
+    monkeypatch.setattr(admission_module, "ROOM", 1)
+    made = make_policy(NAME, small_cluster)
+    assert {"metadata.name", "pool"} <= {*made.omitted_labels}
+    n2 = next(each for each in made.classes if each.nodes == ("n2",))
+    assert by_both(pod(NAME, nodeSelector={CLASS: n2.name}), made) == [B, B]
+    assert by_both(on_node("n2"), made) == [B, NAME]
+
+
+def test_names_and_images_of_classes_take_room(small_cluster, monkeypatch):
+    written = make_policy(NAME, small_cluster).classes
+    used = sum(admission_module.FRAME + len(each.name) + len(each.image) for each in written)
+    monkeypatch.setattr(admission_module, "ROOM", used + 30)
+    made = make_policy(NAME, small_cluster)
+    assert made.omitted_labels
+    assert "metadata.name" not in made.omitted_labels
+    assert not any(each.values for each in made.classes)
+
+
+def test_a_new_node_of_a_known_class_gets_its_image(small_cluster):
+    """A policy is written before the node is there, and its DaemonSets' pods need no other policy."""
+    made = make_policy(NAME, small_cluster)
+    n2 = next(each for each in made.classes if each.nodes == ("n2",))
+    given_pod = on_node("n7")
+    given_pod["spec"]["nodeSelector"] = {CLASS: n2.name}
+    assert by_both(given_pod, made) == [B, B]
+    assert by_both(on_node("n7"), made) == [NAME, NAME]
+    assert "need different images" in admit(on_node("n7"), made).reason
 
 
 def test_classes_must_be_labelled(cluster, make):
@@ -315,13 +367,14 @@ def test_another_spelling_of_a_registry_is_another_name(name):
 
 
 def test_a_changed_pod_is_known_by_its_node_in_any_cluster(small_cluster, monkeypatch):
-    monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.VALUES", 2)
-    made, placed = make_policy(NAME, small_cluster), {"nodeName": "n2"}
-    assert "metadata.name" not in made.classes[0].values
-    assert admit(pod(NAME, **placed), made, before=pod(OTHER, **placed)).patch[0]["value"] == B
-    monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.ROOM", 20)
-    unknown = make_policy(NAME, small_cluster)
-    assert UNPLACED in admit(pod(NAME, **placed), unknown, before=pod(OTHER, **placed)).reason
+    monkeypatch.setattr(admission_module, "VALUES", 2)
+    made, placed = make_policy(NAME, small_cluster, deny=True), {"nodeName": "n2"}
+    changed = pod(NAME, **placed), pod(OTHER, **placed)
+    assert admit(changed[0], made, before=changed[1]).patch[0]["value"] == B
+    monkeypatch.setattr(admission_module, "ROOM", 20)
+    without_names = make_policy(NAME, small_cluster, deny=True)
+    assert admit(changed[0], without_names, before=changed[1]).patch[0]["value"] == B
+    assert UNPLACED in ApiServer(list(make_policy_objects(without_names, "x"))).refuse(*changed)
 
 
 @pytest.fixture
@@ -349,7 +402,7 @@ def test_a_node_with_labels_of_its_own_ends_no_policy(widely_labelled):
     written = list(make_policy_objects(made, "t"))
     assert len(made.omitted_labels) > 300
     assert set(made.omitted_labels) < own.keys()
-    assert {CLASS, "metadata.name", "pool"} <= made.classes[0].values.keys()
+    assert "pool" in made.classes[0].values
     assert max(len(json.dumps(one)) for one in written) < 262_144, "kubectl apply keeps it in an annotation"
     given_pod = pod(NAME, nodeSelector={"pool": "580.65.06"})
     assert ApiServer(written).mutate(given_pod) == list(admit(given_pod, made).patch)
@@ -369,9 +422,12 @@ def test_the_command_says_which_labels_do_not_count(cli, tmp_path, widely_labell
 
 def test_more_classes_than_fit_into_an_expression_are_an_error():
     many = tuple(one_class(f"c{number}", A, pool=("x",)) for number in range(5000))
-    with pytest.raises(UsageError, match="too many classes for one expression: 5000") as refused:
+    with pytest.raises(UsageError, match="too many classes for a policy: 5000") as refused:
         list(make_policy_objects(AdmissionPolicy(name=NAME, classes=many), "x"))
     assert "render install --help" in refused.value.remedy
+    wide = tuple(one_class(f"h100x8-{'x' * 50}-{number}", A, pool=("x",)) for number in range(1000))
+    with pytest.raises(UsageError, match="too many classes for a policy: 1000"):
+        list(make_policy_objects(AdmissionPolicy(name=NAME, classes=wide), "x"))
 
 
 def test_the_command(cli, tmp_path, monkeypatch, cluster, make):

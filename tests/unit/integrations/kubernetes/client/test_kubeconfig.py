@@ -44,6 +44,20 @@ def test_files_are_found_beside_the_kubeconfig(path):
     )
 
 
+@pytest.mark.parametrize("url", ["https://10.0.0.1:bad", "nonsense", "https://", "ftp://x", "https://[::1"])
+def test_an_invalid_url_is_refused(path, url):
+    """Otherwise it would be tried again for ever."""
+    with pytest.raises(UsageError, match="invalid URL of an API server"):
+        load_kubeconfig(config(path, {"tokenFile": "token"}, {"server": url}))
+
+
+@pytest.mark.parametrize("url", ["https://rancher/k8s/clusters/c-1", "https://rancher/k8s/clusters/c-1/"])
+def test_an_api_server_may_be_behind_a_path(path, url):
+    """Another service at that host must not get the token."""
+    api = load_kubeconfig(config(path, {"tokenFile": "token"}, {"server": url}))
+    assert api.make_url("/api/v1/nodes") == "https://rancher/k8s/clusters/c-1/api/v1/nodes"
+
+
 def test_kubelet_s_own_kubeconfig_can_be_used(path, tmp_path):
     """It has the authority in it, and the certificate in files."""
     tls = certificates.make_certificate(("node",))

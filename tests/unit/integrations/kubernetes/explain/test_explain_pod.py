@@ -15,9 +15,9 @@ from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.admission.cluster_policy import make_cluster_policy
-from imagematrix.integrations.kubernetes.explain import explain_pod as explain_pod_module
+from imagematrix.integrations.kubernetes.explain import obstacles
 from imagematrix.integrations.kubernetes.explain.explain_pod import explain_pod
-from imagematrix.integrations.kubernetes.explain.obstacles import find_obstacles
+from imagematrix.integrations.kubernetes.explain.obstacles import KnownNodes, find_obstacles
 from imagematrix.integrations.kubernetes.explain.pod import parse_pod
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
 from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
@@ -80,7 +80,8 @@ def ask(items, catalog):
     def call(given, used=None, name=None):
         nodes = parse_nodes(items.document, "nodes")
         policy = make_cluster_policy(nodes, catalog, name=name)
-        return explain_pod(parse_pod(given, "pod"), policy, {node.name: node for node in nodes}, used or {})
+        explained = explain_pod(parse_pod(given, "pod"), [policy], KnownNodes(nodes, used or {}))
+        return explained[0] if explained else None
 
     return call
 
@@ -124,7 +125,7 @@ def test_a_pod_without_a_decision_has_the_words_of_admission(ask):
 )
 def test_a_pod_that_is_too_wide_is_compared_with_no_node(ask, monkeypatch, spec, cause, words):
     """It would keep the Events of all others waiting for minutes."""
-    monkeypatch.setattr(explain_pod_module, "find_obstacles", lambda *_: pytest.fail("it was compared"))
+    monkeypatch.setattr(obstacles, "find_obstacles", lambda *_: pytest.fail("it was compared"))
     explained = ask(using(**spec))
     assert (explained.cause, explained.classes, explained.fix) == (cause, (), None)
     assert words in explained.summary
@@ -145,6 +146,9 @@ def test_a_pod_that_was_never_decided_is_to_be_created_again(ask):
     assert explained.cause == "NotAdmitted"
     assert explained.summary.endswith(f"a new one would get {OLD}")
     assert "create it again" in explained.fix
+    assert "the webhook is not asked in kube-system" in explained.fix, (
+        "nor is a new pod's image decided there"
+    )
 
 
 def test_a_pod_for_a_class_that_no_longer_exists_is_to_be_created_again(ask, items):
@@ -165,6 +169,58 @@ def test_nothing_is_wrong_with_a_pod_that_a_node_can_take(ask, items):
     assert claiming.summary.endswith(f"{count}, and its resource claims were not looked at")
     on_node = ask(placed(items, "a", OLD, nodeName="a"))
     assert (on_node.cause, on_node.summary) == (None, f"the pod has {OLD}, which fits its node a")
+
+
+def test_an_empty_class_is_a_class_that_no_node_has(ask, items):
+    """Admission refuses a new pod like this one, so that to create it again would not help."""
+    del items.by_name["c"]
+    explained = ask(using(labels={CLASS: ""}, nodeSelector={"imagematrix.io/gpu.count": "1"}))
+    assert explained.cause == "NoClassMatches"
+    assert verdict(explained, "a").able == 0
+
+
+def test_images_of_two_catalogs_are_decided_together(items, catalog, make):
+    """One fits only some nodes, which decides the other, whichever catalog comes first."""
+    lone = make.variant("reg.x/s:v1-new", digest=f"sha256:{'c' * 64}", driver=make.umd("exact", "580.65.06"))
+    nodes = parse_nodes(items.document, "nodes")
+    first, second = (
+        make_cluster_policy(nodes, each) for each in (catalog, replace(make.catalog(lone), image="reg.x/s"))
+    )
+    for clusters in ((first, second), (second, first)):
+        explained = explain_pod(parse_pod(pod(NAME, "reg.x/s:v1"), "pod"), clusters, KnownNodes(nodes, {}))
+        told = {each.image: (each.cause, each.summary) for each in explained}
+        assert {cause for cause, _ in told.values()} == {"NotAdmitted"}
+        assert told[NAME][1].endswith(f"a new one would get {NEW}")
+
+
+@pytest.mark.parametrize("nodes", [4, 40])
+def test_nodes_that_a_pod_cannot_tell_apart_are_compared_with_it_once(
+    cluster, make, catalog, monkeypatch, nodes
+):
+    """Each pod of a DaemonSet differs, and there are as many as nodes."""
+    host = make.host(make.gpu(0))
+    listed = [
+        cluster.node(f"n{number}", cluster.own(host) | {"kubernetes.io/hostname": f"n{number}"})
+        for number in range(nodes)
+    ]
+    parsed = parse_nodes({"kind": "List", "items": listed}, "nodes")
+    clusters, known = [make_cluster_policy(parsed, catalog)], KnownNodes(parsed, {})
+    compared = []
+    monkeypatch.setattr(
+        obstacles,
+        "find_obstacles",
+        lambda pod, node, used: compared.append(node) or find_obstacles(pod, node, used),
+    )
+    for number in range(nodes):
+        named = {"matchFields": term("metadata.name", "In", f"n{number}", kind="matchFields")["matchFields"]}
+        given = using(OLD, affinity=asking(term(CLASS, "In", parsed[0].class_name) | named))
+        (explained,) = explain_pod(parse_pod(given, "pod"), clusters, known)
+        (found,) = explained.classes
+        assert (found.able, [each.nodes for each in found.obstacles]) == (1, [nodes - 1])
+    assert len(compared) == 2 * nodes
+    on_node = parse_pod(using(OLD, nodeName="n1"), "pod")
+    assert [each.cause for each in explain_pod(on_node, clusters, known, in_detail=False)] == [None]
+    assert len(compared) == 2 * nodes, "it has its image on its node"
 
 
 def test_a_pod_that_has_ended_has_no_problem(ask):
@@ -345,24 +401,23 @@ VALUES = st.recursive(
 @given(spec=st.dictionaries(KEYS, VALUES), metadata=st.dictionaries(KEYS, VALUES))
 @settings(max_examples=300, deadline=None)
 def test_any_pod_is_explained_or_refused(spec, metadata, decided):
-    policy, by_name = decided
+    policy, nodes = decided
     document = {"kind": "Pod", "metadata": metadata, "spec": {"containers": [{"image": NAME}], **spec}}
     try:
         parsed = parse_pod(document, "pod")
     except UsageError:
         return
-    explained = explain_pod(parsed, policy, by_name, {})
-    assert explained is None or explained.summary
+    assert all(explained.summary for explained in explain_pod(parsed, [policy], nodes))
     again = parse_pod(parsed.document, "pod")
     assert (again.document, again.gpus) == (parsed.document, parsed.gpus)
 
 
 @pytest.fixture(scope="module")
 def decided(cluster, make):
-    """The policy of a cluster with one class, and its nodes by name."""
+    """The policy of a cluster with one class, and its nodes."""
     nodes = parse_nodes(cluster.node("a", cluster.own(make.host(make.gpu(0)))), "nodes")
     catalog = replace(make.catalog(make.variant("reg.x/t:v1-old")), image="reg.x/t")
-    return make_cluster_policy(nodes, catalog), {node.name: node for node in nodes}
+    return make_cluster_policy(nodes, catalog), KnownNodes(nodes, {})
 
 
 @pytest.fixture
@@ -401,12 +456,28 @@ def test_the_command_counts_gpus_of_other_pods(cli, saved, items):
     saved.write_text(json.dumps(placed(items, "a", OLD, GPU)))
     assert cli("kubernetes", "explain", "pod.json", *OPTIONS).code == 0
     others = [using("x", GPU, nodeName=name) for name in ("a", "b")]
+    for other in others:
+        other["metadata"]["name"] = f"on-{other['spec']['nodeName']}"
     saved.with_name("pods.json").write_text(json.dumps({"kind": "List", "items": others}))
     result = cli("kubernetes", "explain", "pod.json", *OPTIONS, "--pods", "pods.json")
     assert (result.code, "found 0 of 2 free" in result.out) == (3, True)
     both = {"kind": "List", "items": [*items.document["items"], *others]}
     saved.with_name("nodes.json").write_text(json.dumps(both))
     assert cli("kubernetes", "explain", "pod.json", *OPTIONS).out == result.out
+
+
+def test_the_gpus_that_a_pod_has_are_free_for_it(cli, saved, items):
+    placed_pod = placed(items, "a", OLD, GPU, nodeName="a")
+    placed_pod["metadata"]["namespace"] = "ml"
+    other = using("x", GPU, nodeName="b")  # of the same name in another namespace
+    saved.write_text(json.dumps(placed_pod))
+    both = {"kind": "List", "items": [*items.document["items"], placed_pod, other]}
+    saved.with_name("nodes.json").write_text(json.dumps(both))
+    result = cli("kubernetes", "explain", "pod.json", *OPTIONS, "--json")
+    (image,) = json.loads(result.out)["images"]
+    (found,) = [each for each in image["classes"] if each["name"] == items.class_of("a")]
+    assert (image["cause"], found["able"]) == (None, 1)
+    assert "found 0 of 2 free" in str(found["obstacles"])
 
 
 def test_a_selector_of_no_node_is_what_is_wrong(ask):

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import kubernetes_validate
 import pytest
@@ -77,7 +79,8 @@ class Webhooks:
         state = ClusterState(["x"], PolicyOptions(), self._telemetry)
         state.put_catalog("x", self._catalog)
         state.put_nodes(parse_nodes(self._listed, "nodes"))
-        writer = Events(Leadership(api=self._api, namespace="space", name="l", identity=identity))
+        leadership = Leadership(api=self._api, namespace="space", name="l", identity=identity)
+        writer = Events(leadership, ["left-out"])
 
         async def work():
             async with running(state.follow(), writer.follow(state, self._telemetry)):
@@ -156,6 +159,15 @@ async def test_each_cause_has_one_event_and_pods_of_others_have_none(fake, webho
     )
 
 
+async def test_pods_about_which_the_webhook_is_not_asked_have_no_event(fake, webhooks):
+    spaces = ("kube-system", "space", "left-out", "ml")
+    follow(fake, *(pending(f"p-{space}", NAME, space=space) for space in spaces))
+    async with webhooks("w1"):
+        await until(lambda: fake.events)
+        await asyncio.sleep(0.3)
+    assert [one["metadata"]["namespace"] for one in fake.events.values()] == ["ml"]
+
+
 async def test_a_pod_that_starts_in_time_has_no_event_and_a_later_pod_has_one(fake, webhooks, monkeypatch):
     monkeypatch.setattr(events, "PATIENCE_S", 0.5)
     quick, late = pending("quick", NAME), pending("late", NAME)
@@ -218,6 +230,23 @@ async def test_a_change_of_the_cluster_changes_the_cause(fake, webhooks, nodes, 
     assert (reasons.count("NoNodeFits"), reasons.count("ImageOutdated")) == (20, 20)
 
 
+async def test_pods_that_take_long_do_not_stop_others_for_ever(fake, webhooks, monkeypatch):
+    """A look explains one shape here, and explanations hold for no longer than until the next look."""
+    monkeypatch.setattr(events, "BUSY_S", 0.15)
+    clock = itertools.count()
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10))
+    monkeypatch.setattr(events, "AGE_S", 0.0)
+    follow(fake, *(pending(f"p{number}", NAME, nodeSelector={"k": str(number)}) for number in range(3)))
+    async with webhooks() as started:
+        state = await started.start("w1")
+
+        def has_all_events():
+            state.put_nodes([*state.nodes])
+            return len(fake.events) == 3
+
+        await until(has_all_events)
+
+
 async def test_one_webhook_writes_and_another_takes_over_when_it_dies(fake, webhooks, telemetry):
     follow(fake, pending("first", NAME))
     async with webhooks("w1") as started:
@@ -270,6 +299,28 @@ async def test_a_holder_that_cannot_renew_stops_before_another_can_start(fake, w
         fake.lease_status = 200
         await until(lambda: len(fake.events) == 1)
     assert any("lease: the API server answered 500: no lease" in line for line in telemetry.lines)
+
+
+async def test_a_holder_stops_in_time_if_the_api_server_does_not_answer(account, telemetry, monkeypatch):
+    """Another process may take over after DURATION_S."""
+    asked = []
+
+    async def answer(*_):
+        asked.append(asyncio.get_running_loop().time())
+        if len(asked) > 1:
+            await asyncio.Event().wait()
+        return True
+
+    monkeypatch.setattr(lease, "RENEWED_S", 1.0)
+    monkeypatch.setattr(lease, "RETRY_S", 0.6)
+    monkeypatch.setattr(Leadership, "_renew", answer)
+    leadership = Leadership(api=api_server("http://x", account), namespace="n", name="l", identity="w1")
+    holding = lease._Holding()
+    assert await leadership._try_renewal(holding, telemetry)
+    monkeypatch.setattr(lease, "RETRY_S", -9.0)
+    assert not await leadership._try_renewal(holding, telemetry)
+    assert asyncio.get_running_loop().time() - asked[0] < 5
+    assert not holding.is_held
 
 
 async def test_a_holder_whose_lease_another_has_taken_stops(fake, webhooks, telemetry):
@@ -330,7 +381,7 @@ async def test_an_event_that_the_api_server_has_dropped_is_written_again(fake, w
 async def test_a_task_that_fails_is_started_again(fake, webhooks, telemetry, monkeypatch):
     follow(fake, pending("p", NAME))
 
-    def fail(*_):
+    def fail(*_, **__):
         monkeypatch.undo()
         raise RuntimeError("unexpected")
 

@@ -14,6 +14,7 @@ from coroutines import running, until
 from prometheus_client import generate_latest
 
 from imagematrix.common import json_documents
+from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.client import api
 from imagematrix.integrations.kubernetes.client.api import ApiServer, find_cluster_api, read_namespace
@@ -31,7 +32,7 @@ def images_of(current):
 
 def names_of(current):
     """Return the nodes with GPUs in the classes, as pods see them."""
-    return {name for each in current.policies[0].classes for name in each.values["metadata.name"]} - {"n0"}
+    return {name for each in current.policies[0].classes for name in each.nodes} - {"n0"}
 
 
 async def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, telemetry):
@@ -105,6 +106,30 @@ async def test_a_failure_keeps_the_last_policies(catalog, nodes, telemetry, monk
         current.put_nodes(parse_nodes(nodes(n1=None), "x"))
         await until(lambda: "policies: an open axis" in telemetry.lines)
         assert current.policies
+
+
+async def test_a_catalog_without_a_policy_leaves_the_others_alone(catalog, nodes, telemetry, make):
+    open_axis = [
+        make.variant(f"reg/u:v1-{python}", digest=f"sha256:{digit * 64}", axes=(("python", python),))
+        for python, digit in (("3.12", "c"), ("3.13", "d"))
+    ]
+    current = ClusterState(["u", "x"], PolicyOptions(deny=True), telemetry)
+    async with running(current.follow()):
+        current.put_catalog("u", replace(make.catalog(*open_axis), image="reg/u"))
+        current.put_catalog("x", catalog)
+        current.put_nodes(parse_nodes(nodes(n1=None), "x"))
+        await until(lambda: current.policies)
+        broken, policy = current.policies
+        assert (broken.name, broken.deny, policy.problem) == ("reg/u:v1", True, None)
+        assert "differ in python" in broken.problem
+        assert [each.policy for each in current.cluster_policies] == [policy]
+        assert any("policies: " in line and "differ in python" in line for line in telemetry.lines)
+        current.put_catalog("u", replace(make.catalog(open_axis[0]), image="reg/u"))
+        await until(lambda: not current.policies[0].problem)
+        current.put_catalog("u", replace(make.catalog(*open_axis), image="reg/u"))
+        current.put_nodes(parse_nodes(nodes(n1=None, n2="580.65.06"), "x"))
+        await until(lambda: len(current.policies[1].classes) > len(policy.classes))
+        assert (current.policies[0].problem, len(current.policies[0].classes)) == (None, len(policy.classes))
 
 
 @pytest.fixture

@@ -4,17 +4,19 @@ import base64
 import json
 import re
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from io import BytesIO
 
 import pytest
-from admission_cases import DECIDED, NAME, OTHER, POLICY, REFUSED, A, B, asking, images, pod, review
+from admission_cases import CLASSES, DECIDED, NAME, OTHER, POLICY, REFUSED, A, B, asking, images, pod, review
 from aiohttp import ClientSession
-from scheduling import patched
+from scheduling import ApiServer, patched
 
 from imagematrix.errors import EngineError
 from imagematrix.integrations.http_service.http_server import Address, serve_http
 from imagematrix.integrations.http_service.workers import Workers
 from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, admit
+from imagematrix.integrations.kubernetes.admission.policy import make_policy_objects
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
 from imagematrix.integrations.kubernetes.webhook.review import PATH, answer_review
 from imagematrix.integrations.kubernetes.webhook.server import LIMITS, Server
@@ -139,6 +141,39 @@ def test_a_pod_with_the_images_of_two_policies():
     (term,) = get_required_terms(after["spec"])
     assert [one["key"] for one in term["matchExpressions"]] == [CLASS, CLASS]
     assert answer_review(raw(after), [POLICY, SECOND]).outcome == "unchanged"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_affinity_of_one_image_decides_another(order):
+    """In whichever order the policies are."""
+    lone = AdmissionPolicy(
+        name="reg/s:v1", classes=tuple(replace(each, image=B if each.image == B else "") for each in CLASSES)
+    )
+    policies = [POLICY, lone][::order]
+    given_pod = pod(NAME, "reg/s:v1")
+    answered = answer_review(raw(given_pod), policies)
+    assert answered.outcome == "patched"
+    after = patched(given_pod, patch_of(answered.document["response"]))
+    assert images(after) == [B, B]
+    servers = [ApiServer(list(make_policy_objects(policy, "x"))) for policy in policies]
+    for server in [*servers, *servers]:  # the API server asks again after a change
+        given_pod = patched(given_pod, server.mutate(given_pod))
+    assert images(given_pod) == [B, B]
+    assert not any(server.refuse(given_pod) for server in servers)
+
+
+def test_a_pod_of_a_controller_is_known_by_the_start_of_its_name():
+    given_pod = pod(NAME)
+    given_pod["metadata"] = {"generateName": "train-7f9c-"}
+    assert answer_review(raw(given_pod, name=None), [POLICY]).pod == "default/train-7f9c-"
+
+
+def test_an_image_without_a_policy_is_refused_alone():
+    broken = AdmissionPolicy(name="reg/s:v1", classes=(), deny=True, problem="no image can be chosen: why")
+    chosen = {"nodeSelector": {"pool": "big"}}
+    assert answer_review(raw(pod(NAME, **chosen)), [POLICY, broken]).outcome == "patched"
+    refused = answer_review(raw(pod(NAME, "reg/s:v1", **chosen)), [POLICY, broken])
+    assert (refused.outcome, refused.reason) == ("refused", "reg/s:v1: no image can be chosen: why")
 
 
 def test_an_undecided_image_gives_a_warning_and_the_other_is_replaced():

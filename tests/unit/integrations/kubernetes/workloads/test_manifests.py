@@ -224,6 +224,7 @@ def test_an_error_has_the_reason_if_no_class_gets_an_image(cluster, make):
 
 def test_classes_are_chosen_by_name(grouped):
     assert choose_classes(grouped, [grouped[1].name]) == (grouped[1],)
+    assert choose_classes(grouped, [grouped[1].name] * 2) == (grouped[1],)
     with pytest.raises(UsageError, match="class 'x' not found"):
         choose_classes(grouped, ["x"])
 
