@@ -9,7 +9,7 @@ A comment before a block changes how tests treat it:
                                   those of the whole page do
 
 In an output, "…" stands for any text within a line, or for any lines if it is alone on a line. The digits of
-a digest match any digits, because each machine makes its own base images, and so do those of a class of nodes.
+a digest match any digits, because each machine makes its own base images; so do those of a class of nodes.
 """
 
 import base64

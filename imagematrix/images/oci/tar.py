@@ -49,7 +49,7 @@ class _StrictTar(tarfile.TarFile):
     def next(self) -> tarfile.TarInfo | None:
         """Return the next member, None at the end; raise tarfile.ReadError if the data before it are cut."""
         member = super().next()
-        self.members: list[tarfile.TarInfo] = []  # it keeps them all, which takes memory and serves links only
+        self.members: list[tarfile.TarInfo] = []  # it keeps them all, which only links need
         if member is None:
             if self.data_end > self.fileobj.size:
                 raise tarfile.ReadError("unexpected end of data")

@@ -100,8 +100,10 @@ def test_a_store_that_cannot_be_written_to_is_told(bare, stored):
     with pytest.raises(UnknownImageError):
         start.run_container(bare, stored("/image"), RUNC, Store(), warn=told.append)
     assert told == [
-        "/store cannot be written to, so nothing protects the image there while the container runs; "
-        "whoever owns it changes this with `install -d -m 1777 /store/leases`"
+        (
+            "/store cannot be written to, so nothing protects the image there while the container runs; "
+            "whoever owns it changes this with `install -d -m 1777 /store/leases`"
+        )
     ]
 
 
