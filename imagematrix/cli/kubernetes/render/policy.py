@@ -10,6 +10,7 @@ from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, is_denied, load
 from imagematrix.cli.kubernetes.render.options import make_default_name, print_manifests, warn_of_omitted
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 from imagematrix.cli.shared.output import warn
+from imagematrix.errors import UsageError
 
 SHOWN = 3  # labels that a warning names
 
@@ -37,19 +38,33 @@ def command(
     than some 700 classes are refused, because `kubectl apply` keeps no larger object.
     """
     from imagematrix.common.text import format_count, shorten_words
-    from imagematrix.integrations.kubernetes.admission.admission import make_policy
+    from imagematrix.integrations.kubernetes.admission.admission import require_class_labels
+    from imagematrix.integrations.kubernetes.admission.cluster_policy import make_cluster_policy
     from imagematrix.integrations.kubernetes.admission.policy import make_policy_objects
+    from imagematrix.integrations.kubernetes.client.objects import DNS_SUBDOMAIN
     from imagematrix.integrations.kubernetes.nodes.labels import CLASS
     from imagematrix.integrations.kubernetes.workloads.placement import require_labels
+    from imagematrix.selection.query import parse_where
 
+    if name is not None and not DNS_SUBDOMAIN.fullmatch(name):
+        raise UsageError(f"invalid --name: {name[:80]!r}", remedy="give one such as training-v1")
+    if used_as == "":
+        raise UsageError("--as is empty", remedy="give the name that pods use")
     deny = is_denied(on_unknown)
     grouped = load_classes(nodes, image, catalog, allow_cpu=allow_cpu, where=where, policy=policy)
     require_labels(grouped.classes)
-    version = f"{grouped.catalog.image}:{grouped.catalog.version}"
-    default_name = (
-        f"{make_default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
-    )
-    admission = make_policy(used_as or version, grouped, deny=deny)
+    require_class_labels(grouped.classes)
+    version = grouped.catalog.version.lower().replace("_", "-").replace(".", "-")
+    default_name = f"{make_default_name(grouped).lower()}-{version}".strip("-")
+    # Without nodes that lack the class label and get no image: the same classes as in the webhook.
+    admission = make_cluster_policy(
+        [node for node_class in grouped.classes for node in node_class.nodes],
+        grouped.catalog,
+        name=used_as,
+        deny=deny,
+        allow_cpu=allow_cpu,
+        where=parse_where(where or ()),
+    ).policy
     print_manifests(make_policy_objects(admission, name or default_name))
     warn_of_omitted(grouped, grouped.classes)
     if admission.omitted_labels:

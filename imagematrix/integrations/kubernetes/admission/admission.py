@@ -307,7 +307,7 @@ class _KnownClasses:
 
         API servers accept only a name that the node has, or has not. Anything else may match.
         """
-        values = requirement.get("values") or ()
+        values: Sequence[str] = requirement.get("values") or ()
         if requirement["key"] != NODE or len(values) != 1:
             return self.all
         if requirement["operator"] == "In":

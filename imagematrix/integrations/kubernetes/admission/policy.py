@@ -26,7 +26,7 @@ from imagematrix.integrations.kubernetes.admission.admission import (
 )
 from imagematrix.integrations.kubernetes.client.objects import make_manifest
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.workloads.affinity import INTEGER, REQUIRED
+from imagematrix.integrations.kubernetes.workloads.affinity import LIMIT, REQUIRED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ API = "admissionregistration.k8s.io/v1"
 LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
 LARGEST = 260_000  # characters of an object; `kubectl apply` keeps 262,144
 IMAGE, NODES = "!image", "!nodes"  # keys besides labels, none of which begins with "!"
-NUMBER = f"^{INTEGER.pattern}$"
+# Integers of 64 bits by their text. CEL cannot convert others, and texts of one length have the same order.
+NUMBERS = (("-?[0-9]{1,18}", None), ("[0-9]{19}", str(LIMIT - 1)), ("-[0-9]{19}", str(-LIMIT)))
 NODE_AFFINITY = "object.spec.affinity.nodeAffinity"
 SELECTOR = f"{NODE_AFFINITY}.{REQUIRED}"
 TERMS = f"{SELECTOR}.nodeSelectorTerms"
@@ -98,6 +99,7 @@ def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
     )
     is_on_node = f"has(object.spec.nodeName) && {_make_node_condition('object.spec.nodeName')}"
     is_known = f"variables.classes.exists(c, {_make_node_condition('e.values[0]')})"
+    is_new = f"{_make_name_condition('In')} && !{is_known}"
     return {
         **classes,
         # CEL has no loop with an index: a filter of these numbers stands for it.
@@ -115,7 +117,7 @@ def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
         # Of each term, the names of nodes that no class has.
         "new_nodes": (
             "variables.terms.filter(t, has(t.matchFields))"
-            f".map(t, t.matchFields.filter(e, {_make_name_condition('In')} && !{is_known}).map(e, e.values[0]))"
+            f".map(t, t.matchFields.filter(e, {is_new}).map(e, e.values[0]))"
         ),
         "left": f"variables.classes.filter(c, {NEW} ? {_make_class_condition()} : {is_on_node})",
         "images": f"variables.left.map(c, c[{_quote(IMAGE)}][0]).filter(i, i != '')",
@@ -239,12 +241,11 @@ def _make_field_condition() -> str:
 
 def _make_requirement_condition() -> str:
     label_values, absent = "c[e.key]", _quote(ABSENT)
-    number = f"matches({_quote(NUMBER)})"
 
     def make_comparison(sign: str) -> str:
         return (
-            f"has(e.values) && size(e.values) > 0 && e.values[0].{number} && "
-            f"{label_values}.exists(v, v.{number} && int(v) {sign} int(e.values[0]))"
+            f"has(e.values) && size(e.values) > 0 && {_make_number_condition('e.values[0]')} && "
+            f"{label_values}.exists(v, {_make_number_condition('v')} && int(v) {sign} int(e.values[0]))"
         )
 
     cases = {
@@ -259,6 +260,14 @@ def _make_requirement_condition() -> str:
     for operator, condition in reversed(cases.items()):
         text = f"(e.operator == {_quote(operator)} ? ({condition}) : {text})"
     return text
+
+
+def _make_number_condition(text: str) -> str:
+    cases = [
+        f"({text}.matches({_quote(f'^{pattern}$')}){f' && {text} <= {_quote(greatest)}' if greatest else ''})"
+        for pattern, greatest in NUMBERS
+    ]
+    return f"({' || '.join(cases)})"
 
 
 def _make_image_operations(policy: AdmissionPolicy, name: str) -> str:

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
+CONTROL_PLANE = "kube-system"  # a namespace whose pods no webhook may hold up
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+DNS_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL.pattern}(\.{DNS_LABEL.pattern})*", re.ASCII)
 
 
 def make_manifest(version: str, kind: str, name: str, **fields: object) -> Manifest:

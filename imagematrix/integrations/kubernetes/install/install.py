@@ -14,9 +14,8 @@ from pathlib import Path
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy
 from imagematrix.integrations.kubernetes.admission.policy import API, make_rules, make_use_condition
-from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL, make_manifest
+from imagematrix.integrations.kubernetes.client.objects import CONTROL_PLANE, DNS_LABEL, make_manifest
 from imagematrix.integrations.kubernetes.dra import cdi, slice_policy, slices
-from imagematrix.integrations.kubernetes.webhook.events import CONTROL_PLANE
 from imagematrix.integrations.kubernetes.webhook.review import PATH
 from imagematrix.integrations.kubernetes.workloads.manifests import (
     LABEL,

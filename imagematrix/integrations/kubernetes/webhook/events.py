@@ -23,6 +23,7 @@ from imagematrix.integrations.kubernetes.client.api import (
     send_request,
     watch_collection,
 )
+from imagematrix.integrations.kubernetes.client.objects import CONTROL_PLANE
 from imagematrix.integrations.kubernetes.explain.explain_pod import explain_pod
 from imagematrix.integrations.kubernetes.explain.obstacles import KnownNodes
 from imagematrix.integrations.kubernetes.explain.pod import parse_pod, reduce_pod
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.webhook.state import ClusterState
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
 
-CONTROL_PLANE = "kube-system"  # the namespace whose pods no webhook may hold up
 PODS = "/api/v1/pods"
 PENDING = {"fieldSelector": "status.phase=Pending"}
 PAGE = 20  # pods of one answer, each of at most 1.5 MiB

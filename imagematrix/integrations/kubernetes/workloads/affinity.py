@@ -30,7 +30,8 @@ LAST_MINOR = 9  # the minor of a capability has one digit
 LOWEST = 10  # the lowest capability, 1.0, times ten
 MIXED = 3  # most different states of a node's GPUs that terms admit
 POSITIVE = frozenset({"In", "Exists", "Gt", "Lt"})  # operators that no node without the label meets
-INTEGER = re.compile("-?[0-9]{1,18}")  # the values that Gt and Lt compare
+INTEGER = re.compile("-?[0-9]{1,19}")  # the values that Gt and Lt compare, if they have 64 bits
+LIMIT = 2**63
 LABELS = 1_000  # values to keep as integers
 KEYS = (
     host_from_nfd_labels.DRIVER_MAJOR,
@@ -109,30 +110,34 @@ def make_label_test(requirement: Mapping[str, Any]) -> Callable[[str | None], bo
 
 
 def _make_test(requirement: Mapping[str, Any], listed: Container[str]) -> Callable[[str | None], bool]:
-    values = requirement.get("values") or []
-    bound = _parse_integer(values[0] if values else None)
-    tests: dict[str, Callable[[str | None], bool]] = {
-        "In": listed.__contains__,
-        "NotIn": lambda value: value not in listed,
-        "Exists": lambda value: value is not None,
-        "DoesNotExist": lambda value: value is None,
-        "Gt": lambda value: _is_above(_parse_label(value), bound),
-        "Lt": lambda value: _is_above(bound, _parse_label(value)),
-    }
-    return tests.get(requirement["operator"], lambda _: True)  # an operator that we do not know may match
+    operator, values = requirement["operator"], requirement.get("values") or []
+    if operator == "In":
+        return listed.__contains__
+    if operator == "NotIn":
+        return lambda value: value not in listed
+    if operator == "Exists":
+        return lambda value: value is not None
+    if operator == "DoesNotExist":
+        return lambda value: value is None
+    if operator not in ("Gt", "Lt"):
+        return lambda _: True  # an operator that we do not know may match
+    bound, sign = _parse_integer(values[0] if values else None), 1 if operator == "Gt" else -1
+    return lambda value: _is_above(_parse_label(value), bound, sign)
 
 
 def _parse_integer(text: str | None) -> int | None:
     """Return a value as Gt and Lt read it, or None if it is not an integer."""
-    return int(text) if text is not None and INTEGER.fullmatch(text) else None
+    number = int(text) if text is not None and INTEGER.fullmatch(text) else None
+    return number if number is not None and -LIMIT <= number < LIMIT else None
 
 
 # Of nodes, whose labels are few and short: a pod may compare each of them with thousands of bounds.
 _parse_label = lru_cache(LABELS)(_parse_integer)
 
 
-def _is_above(number: int | None, bound: int | None) -> bool:
-    return number is not None and bound is not None and number > bound
+def _is_above(number: int | None, bound: int | None, sign: int) -> bool:
+    """Whether a number is above a bound, or below it with the sign -1."""
+    return number is not None and bound is not None and sign * number > sign * bound
 
 
 def match_value_in(key: str, *values: str) -> Requirement:

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from scheduling import ApiServer, admitted, patched
 
 from imagematrix.common import json_documents
+from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.admission import admission as admission_module
 from imagematrix.integrations.kubernetes.admission.admission import (
@@ -446,3 +447,28 @@ def test_the_command(cli, tmp_path, monkeypatch, cluster, make):
     named = list(yaml.safe_load_all(cli(*words, "--as", "mirror.example/t:v1", "--name", "x").out))
     assert ApiServer(named).mutate(pod("mirror.example/t:v1"))
     assert "invalid" in cli(*words, "--on-unknown", "guess").err
+    cli(*words, "--name", "Foo Bar/..").refuses(2, "invalid --name: 'Foo Bar/..'")
+    cli(*words, "--as", "").refuses(2, "--as is empty")
+
+
+def test_the_command_s_names_and_classes(cli, tmp_path, monkeypatch, cluster, make):
+    """An API server takes the name, and a node without labels, which gets no image, is in no class."""
+    monkeypatch.chdir(tmp_path)
+    catalog = replace(make.catalog(make.variant("t:V1_-a", digest=f"sha256:{'a' * 64}")), version="V1_")
+    (tmp_path / "t.json").write_text(json_documents.dump_json(catalog.to_json()))
+    gpu, plain = make.host(make.gpu(0)), make.host()
+    items = [
+        cluster.node("a", cluster.own(gpu)),
+        cluster.node("b", cluster.own(plain)),
+        cluster.node("c", {}),
+    ]
+    (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": items}))
+    words = ("kubernetes", "render", "policy", "t:V1_", "--nodes", "nodes.json", "--catalog", "t.json")
+    made = list(yaml.safe_load_all(cli(*words, "--on-unknown", "deny").out))
+    assert {one["metadata"]["name"] for one in made} == {"t-v1"}
+    server = ApiServer(made)
+    assert server.mutate(pod("t:V1_", nodeSelector={CLASS: cluster.own(gpu)[CLASS]}))
+    assert "no class of nodes matches" in server.refuse(pod("t:V1_", nodeSelector={CLASS: "!"}))
+    variables = {one["name"] for one in made[0]["spec"]["variables"]}
+    assert "class1" in variables
+    assert "class2" not in variables
