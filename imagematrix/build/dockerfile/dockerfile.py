@@ -269,6 +269,10 @@ def _find_external_images(dockerfile: str, steps: Sequence[Instruction]) -> tupl
             else:
                 images.append(name)
         if step.stage:
+            if step.stage in internal:
+                # BuildKit builds the last one, and tells nobody.
+                message = f"the Dockerfile has a second stage {step.stage}"
+                faults.append(Fault(message, step.start, "give each stage a name of its own"))
             internal.add(step.stage)
     if FLAG in dockerfile:
         faults += find_builder_image_faults(steps)

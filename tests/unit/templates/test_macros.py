@@ -193,6 +193,27 @@ def test_each_large_package_and_all_others_have_a_stage(wheels):
     assert "nvidia-wheels.pth" in result["wheels_others"]
 
 
+def test_lines_of_a_lock_for_one_package_have_one_stage(wheels):
+    """`uv pip compile --universal` writes them; the markers leave one of them."""
+    old = 'torch==2.7.1 ; python_version < "3.11" --hash=sha256:ef'
+    cublas = "nvidia-cublas==13.0.2 --hash=sha256:ff"
+    result = wheels(
+        '"lock.txt", base, "/opt/env", without={"torch": "torch/test"}', f"{LOCK}{old}\n{cublas}\n"
+    )
+    assert copied(result) == [
+        "wheels_nvidia",
+        "wheels-nvidia-cublas-cu12",
+        "wheels-nvidia-cublas",
+        "wheels_others",
+        "wheels-torch",
+    ]
+    lines, words = installed(result["wheels-torch"])
+    assert lines[1:] == ["Torch==2.8.0 --hash=sha256:aa --hash=sha256:ab", old]
+    assert words == ["/opt/env", "/opt/env", "torch/test"]
+    assert installed(result["wheels-nvidia-cublas"])[0][1:] == [cublas]
+    assert len(installed(result["wheels-nvidia-cublas-cu12"])[0]) == 2
+
+
 def copied(result):
     """Return the stages whose wheels the resulting stage has, the lowest layer first."""
     return re.findall(r"COPY --link --from=(\S+) /wheels/ /", result["wheels"])

@@ -329,6 +329,14 @@ def test_source_before_its_stage_is_named():
     assert caught.value.remedy == "put its stage first"
 
 
+def test_two_stages_of_one_name_are_rejected():
+    """BuildKit builds the last one."""
+    text = "FROM a AS tool\nFROM b AS Tool\nFROM c\nCOPY --from=tool /x /\n"
+    with pytest.raises(UsageError, match="the Dockerfile has a second stage tool") as caught:
+        list_bases(text)
+    assert caught.value.remedy == "give each stage a name of its own"
+
+
 def test_shebang_may_precede_the_syntax_directive():
     assert list_bases("#!/usr/bin/env docker\n# syntax=x:1\nFROM a\n") == ("x:1", "a")
     assert list_bases("#!/usr/bin/env docker") == ()
