@@ -4,8 +4,8 @@
 
 It needs an engine and access to the Python Package Index. If PIP_CERT is set, builds get these certificates.
 It prints times and the programs' output. llama.cpp-cuda compiles for half an hour, frameworks downloads some
-4 GB of wheels, and pytorch-arm64 registers an emulator with the kernel meanwhile: these run only if they are
-named. frameworks needs no engine; see frameworks.py.
+4 GB of wheels, and pytorch-arm64 and vllm-arm64 register an emulator with the kernel meanwhile: these run
+only if they are named. frameworks needs no engine; see frameworks.py.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING
 import frameworks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGEMATRIX = ROOT / ".venv/bin/imagematrix"
 PORT = 18_080  # on loopback, for servers
 PATIENCE = 60  # seconds for a server to load a small model
 WORDS = 16  # number of tokens that the server predicts
-# One compiles for half an hour, one downloads some 4 GB, and one changes the machine while it runs.
-ON_REQUEST = ("llama.cpp-cuda", "frameworks", "pytorch-arm64")
+# One compiles for half an hour, one downloads some 4 GB, and two change the machine while they run.
+ON_REQUEST = ("llama.cpp-cuda", "frameworks", "pytorch-arm64", "vllm-arm64")
 HOST = ROOT / "tests/hosts/genoa-h200.json"
 STARTER = ROOT / "imagematrix/starter/pytorch.yaml"
 BLACKWELL = """\
@@ -138,7 +138,8 @@ def main() -> None:
     """Build and try recipes; stop at the first failure."""
     recipes: dict[str, Callable[[Path, str], None]] = {name: partial(_wheels, name) for name in PROGRAMS}
     recipes |= {"llama.cpp": _llama, "nvrtc": _nvrtc, "llama.cpp-cuda": _llama_cuda}
-    recipes |= {"bitsandbytes": _bitsandbytes, "frameworks": _frameworks, "pytorch-arm64": _pytorch_arm64}
+    recipes |= {"bitsandbytes": _bitsandbytes, "frameworks": _frameworks}
+    recipes |= {f"{name}-arm64": partial(_emulated, name) for name in ("pytorch", "vllm")}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -153,21 +154,24 @@ def main() -> None:
             recipes[name](Path(folder), options.compute)
 
 
-def _wheels(name: str, folder: Path, compute: str) -> None:
-    (image,) = (one for one in _built(name, folder, f"compute={compute}") if one.startswith(f"{name}:"))
+def _wheels(name: str, folder: Path, compute: str, template: str = "", options: Sequence[str] = ()) -> None:
+    """Build the image `name` of a template with wheels, by default that of its name, and run its program.
+
+    `options` are options of `docker run`.
+    """
+    images = _built(template or name, folder, f"compute={compute}")
+    (image,) = (one for one in images if one.startswith(f"{name}:"))
     started = time.monotonic()
-    print(_run("docker", "run", "--rm", image, "python3", "-c", PROGRAMS[name]).strip())
+    print(_run("docker", "run", "--rm", *options, image, "python3", "-c", PROGRAMS[name]).strip())
     print(f"  started and ran in {time.monotonic() - started:.0f} s")
 
 
-def _pytorch_arm64(folder: Path, compute: str) -> None:
-    """Build PyTorch for arm64, and train in its image on a CPU of QEMU."""
+def _emulated(name: str, folder: Path, compute: str) -> None:
+    """Build the image `name` for arm64, and run its program on a CPU of QEMU."""
     _run(ROOT / "ci/bases", "arm64")
     _run(ROOT / "ci/emulator", "register")
     try:
-        (image,) = _built("pytorch-arm64", folder, f"compute={compute}")
-        run = ("docker", "run", "--rm", "--platform", "linux/arm64")
-        print(_run(*run, image, "python3", "-c", PYTORCH).strip())
+        _wheels(name, folder, compute, f"{name}-arm64", ("--platform", "linux/arm64"))
     finally:
         _run(ROOT / "ci/emulator", "undo")
 

@@ -36,12 +36,17 @@ TEMPLATES = (
     "pytorch-source",
     "tensorflow",
     "vllm",
+    "vllm-arm64",
     "spark",
     "numba",
     "cpu",
 )
 # Folders of templates that a matrix uses, unless it is the one of its name.
-FOLDERS = {"vllm": ("vllm", "pytorch"), "pytorch-arm64": ("pytorch",)}
+FOLDERS = {
+    "pytorch-arm64": ("pytorch",),
+    "vllm": ("vllm", "pytorch"),
+    "vllm-arm64": ("vllm", "pytorch"),
+}
 MACROS = ("macros.j2", "cuda_wheels.j2", "linker_cache.py")
 
 

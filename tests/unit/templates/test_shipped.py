@@ -41,7 +41,7 @@ def test_no_cell_pairs_a_gpu_with_a_driver_that_does_not_know_it(name, starters)
         assert gpus.get_first_branch(compute) <= branch, cell.id
         assert last is None or branch <= last, cell.id
     assert cells
-    assert paired or name in ("cpu", "numba", "pytorch-arm64")
+    assert paired or name in ("cpu", "numba", "pytorch-arm64", "vllm-arm64")
 
 
 def test_marches_of_a_matrix_need_different_flags():

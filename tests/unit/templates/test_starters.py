@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from imagematrix.build.dockerfile.cache_folders import find_cache_faults
-from imagematrix.build.dockerfile.dockerfile import truncate_after_stage
+from imagematrix.build.dockerfile.dockerfile import list_run_platforms, truncate_after_stage
+from imagematrix.build.dockerfile.platforms import BUILDER
 from imagematrix.build.dockerfile.render import Renderer
 from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.matrix.load import load_matrix
@@ -18,7 +19,7 @@ from imagematrix.images.warm import tools
 
 ROOT = Path(__file__).parents[3]
 PLAIN = "cpu"  # the template without GPUs
-WHEELS = ("pytorch", "pytorch-arm64", "tensorflow", "vllm")  # templates of wheels, which compile nothing
+WHEELS = ("pytorch", "pytorch-arm64", "tensorflow", "vllm", "vllm-arm64")  # of wheels: they compile nothing
 JAVA = "spark"  # the template without code for a kind of CPU
 COMPILED_LATER = "numba"  # the template of a program that is compiled when it runs
 # The property that names the lock, and what the lock has to install.
@@ -27,6 +28,7 @@ LOCKED = {
     "pytorch-arm64": ("lock", "torch=={torch}"),
     "tensorflow": ("lock", "tensorflow=={tensorflow}"),
     "vllm": ("vllm_lock", "vllm=={vllm}"),
+    "vllm-arm64": ("vllm_lock", "vllm=={vllm}"),
 }
 ENVIRONMENT = {"tensorflow": "/opt/tensorflow"}  # and /opt/pytorch
 DRIVER_LAST = "COPY --link --from=driver /driver/ /\n"
@@ -73,6 +75,20 @@ def test_wheels_are_trimmed_for_the_gpu_of_the_cell(name, starters):
         words = re.sub(r"#.*|\\\n", "", content).split()
         assert words[words.index(pin.format(**cell.axes, **cell.properties)) + 1].startswith("--hash=sha256:")
         assert text.endswith(DRIVER_LAST) != ("FROM pytorch:v1 AS body\n" in text)
+
+
+def test_vllm_has_the_modules_that_a_pth_file_names(starters):
+    modules = "/opt/vllm/nvidia_cutlass_dsl/dsl_packages"
+    for name, path in (("vllm", "/opt/vllm"), ("vllm-arm64", f"/opt/vllm:{modules}")):
+        assert all(f" PYTHONPATH={path}\n" in text for _, text in rendered(starters[name]).values())
+
+
+def test_vllm_for_arm64_is_installed_by_the_machine_that_builds(starters):
+    for cell, text in rendered(starters["vllm-arm64"]).values():
+        assert list_run_platforms(text, []) == {BUILDER}
+        assert "--platform=manylinux_2_${minor}_aarch64" in text
+        # Of FlashAttention 3, there is code for 9.0 only.
+        assert ("/_vllm_fa3_C.abi3.so" in text) == (cell.axes["compute"] != "9.0")
 
 
 def test_spark_serves_masters_and_workers(starters):
