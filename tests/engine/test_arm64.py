@@ -326,6 +326,7 @@ def test_only_the_program_differs_between_a_cross_and_an_emulated_build(arm_engi
         unpacked[version] = tmp_path / f"{version}-root"
         unpacked[version].mkdir()
         unpack(arm_engine, done.stdout.strip(), unpacked[version])
+        shutil.rmtree(unpacked[version] / "dev")  # of the engine, which diff cannot compare
     cross, emulated = (one["RootFS"]["Layers"] for one in built.values())
     assert [one == other for one, other in zip(cross, emulated, strict=True)].count(False) == 1
     compared = ["diff", "--recursive", "--no-dereference", "--brief", *unpacked.values()]
