@@ -54,7 +54,7 @@ def command(
     text = engine_file.read_engine_file(file)
     config = parse_engine_config(text, str(file))
     node = Host.load(host) if host else probe()
-    engine = engine_file.find_daemon(file.absolute(), engine_process.read_commands(DOCKERD))
+    engine = engine_file.find_daemon(file.absolute(), engine_process.read_command_lines(DOCKERD))
     engine.refuse_flags(FLAGS)
     changed = merge_config(config, make_offer(node, vram), str(runtime.absolute()))
     locks = locate_locks()

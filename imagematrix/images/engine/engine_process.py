@@ -77,7 +77,7 @@ class EngineProcess:
             return file.read(LIMIT)
 
 
-def find_trusted(name: str) -> Iterator[EngineProcess]:
+def find_trusted_processes(name: str) -> Iterator[EngineProcess]:
     """Yield the processes with this name that this user may trust, each until the next one is asked for."""
     for pid in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
         try:
@@ -96,10 +96,10 @@ def _is_trusted(process: EngineProcess, name: str) -> bool:
         return False
 
 
-def read_commands(name: str) -> dict[int, list[str]]:
+def read_command_lines(name: str) -> dict[int, list[str]]:
     """Return the command lines of the processes with this name that this user may trust, by their numbers."""
     commands = {}
-    for process in find_trusted(name):
+    for process in find_trusted_processes(name):
         try:
             commands[process.pid] = process.read_words()
         except OSError:  # it has ended

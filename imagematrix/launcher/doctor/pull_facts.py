@@ -51,7 +51,7 @@ def _read_containerds(tree: Tree) -> Iterator[ContainerdFacts]:
 
     Each is asked by its own program with its own file, which k3s and others keep in other places.
     """
-    for process in engine_process.find_trusted(CONTAINERD):
+    for process in engine_process.find_trusted_processes(CONTAINERD):
         try:
             facts = _ask_containerd(process, tree)
         except (OSError, ValueError, RecursionError, subprocess.SubprocessError):
@@ -132,7 +132,7 @@ def _read_daemon(listener: int) -> tuple[list[str], int | None] | None:
     with EngineProcess(listener) as process:
         if process.read_name() == DOCKERD:
             return process.read_words(), min(process.read_users(), default=None)
-    commands = engine_process.read_commands(DOCKERD)
+    commands = engine_process.read_command_lines(DOCKERD)
     return (next(iter(commands.values())), os.geteuid()) if len(commands) == 1 else None
 
 

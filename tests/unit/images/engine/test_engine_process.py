@@ -37,7 +37,7 @@ def start(tmp_path):
 
 def test_the_command_lines_of_an_engine_s_processes(start):
     first, second = start("--label", "a=b"), start()
-    found = engine_process.read_commands("exampled")
+    found = engine_process.read_command_lines("exampled")
     assert found[first][1:] == ["--label", "a=b"]
     assert list(found) == sorted([first, second])
 
@@ -46,7 +46,7 @@ def test_a_name_in_the_arguments_is_no_evidence(tmp_path):
     words = ["exampled", "-c", "import time; print(flush=True); time.sleep(60)", "--data-root", str(tmp_path)]
     with subprocess.Popen(words, executable=sys.executable, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        assert engine_process.read_commands("exampled") == {}
+        assert engine_process.read_command_lines("exampled") == {}
         process.kill()
 
 
@@ -54,9 +54,9 @@ def test_a_name_in_the_arguments_is_no_evidence(tmp_path):
 def test_root_believes_neither_another_user_nor_a_container(start):
     start("--data-root=/tmp/evil", prefix=("setpriv", "--reuid=4321", "--clear-groups"))
     start(prefix=("unshare", "--mount"))
-    assert engine_process.read_commands("exampled") == {}
+    assert engine_process.read_command_lines("exampled") == {}
     own = start()
-    assert list(engine_process.read_commands("exampled")) == [own]
+    assert list(engine_process.read_command_lines("exampled")) == [own]
 
 
 def test_a_process_that_has_ended_is_left_out(start, monkeypatch):
@@ -66,4 +66,4 @@ def test_a_process_that_has_ended_is_left_out(start, monkeypatch):
         raise ProcessLookupError
 
     monkeypatch.setattr(engine_process.EngineProcess, "read_words", fail)
-    assert engine_process.read_commands("exampled") == {}
+    assert engine_process.read_command_lines("exampled") == {}

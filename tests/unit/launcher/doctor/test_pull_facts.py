@@ -167,11 +167,13 @@ def test_a_daemon_of_an_ordinary_user_has_a_file_of_its_own(monkeypatch, dockerd
 def test_a_daemon_for_which_systemd_listens_is_found(monkeypatch, dockerd):
     """Its socket tells only who began to listen."""
     process = dockerd("-H", "fd://", "--max-concurrent-downloads=9")
-    others = [pid for pid in engine_process.read_commands("dockerd") if pid != process.pid]
+    others = [pid for pid in engine_process.read_command_lines("dockerd") if pid != process.pid]
     monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: os.getpid())
-    trusted = engine_process.find_trusted
+    trusted = engine_process.find_trusted_processes
     monkeypatch.setattr(
-        engine_process, "find_trusted", lambda name: (one for one in trusted(name) if one.pid not in others)
+        engine_process,
+        "find_trusted_processes",
+        lambda name: (one for one in trusted(name) if one.pid not in others),
     )
     assert gather_docker() == DockerFacts(version="29.7.0", containerd_store=True, downloads=9)
     dockerd("--max-concurrent-downloads=8")
