@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -195,8 +196,10 @@ def test_of_two_concurrent_pushes_of_a_cell_at_least_one_is_refused(engine, regi
     rounds = pushed_at_once(engine, image, tmp_path, 10, "one", "two")
     assert len(rounds) == 10
     assert {tuple(sorted(both)) for both in rounds} <= {("0", "7"), ("7", "7")}
-    kept = sum(both.count("0") for both in rounds)
-    assert len(tagged(registry, image)) == kept, "a refused push leaves nothing behind"
+    kept = Counter(path.name.partition("-")[0] for path in tagged(registry, image))
+    for number, both in enumerate(rounds):
+        # If both are refused, one puts its image back; rarely both do, and then one has to be chosen.
+        assert kept[f"v{number}"] == 1 or (both == ["7", "7"] and kept[f"v{number}"] == 2), "one image stays"
 
 
 @pytest.mark.long

@@ -294,7 +294,8 @@ class RegistryStore:
 
         Two clients that push one cell at the same time use different tags, so neither overwrites the other.
         Both tag before they check, so at least one of them sees the other. Where both do, both withdraw, and
-        the last one finds nothing else and puts its image back: one always stays.
+        the last one finds nothing else and puts its image back: one always stays. Of several that do, the
+        least stays.
         """
         tag = reference.rpartition(":")[2]
         conflicting = _find_conflicting(registry, tag)
@@ -311,7 +312,10 @@ class RegistryStore:
             ours = "this image is withdrawn"
             if manifest and not _find_conflicting(registry, tag) and registry.digest(tag) is None:
                 registry.push_manifest(tag, manifest.raw, manifest.media_type)
-                ours = "all were withdrawn at the same time, and this image is there again"
+                # Whoever else puts an image back at the same time does so before looking, too.
+                others = _find_conflicting(registry, tag)
+                if not others or tag < min(others) or not registry.withdraw(tag, digest):
+                    ours = "all were withdrawn at the same time, and this image is there again"
         raise TagMovedError(
             f"{reference}: this cell was also pushed from other inputs: {', '.join(conflicting)}; {ours}",
             remedy="build from the same inputs, or raise the version; "

@@ -11,7 +11,13 @@ import os
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless.gate import HookGate
-from imagematrix.launcher.daemonless.places import MASKED, READ_ONLY, SHARED_MEMORY, fit_container
+from imagematrix.launcher.daemonless.places import (
+    MASKED,
+    READ_ONLY,
+    SHARED_MEMORY,
+    fit_container,
+    make_node_read_only,
+)
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -86,6 +92,10 @@ class OciRuntime:
 
     def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: write the bundle."""
+        if not container.own_processes:
+            # The runtime's `readonlyPaths` leave out what is mounted in them: in the node's /proc/sys that is
+            # binfmt_misc, by which root of a container could become root of the node.
+            make_node_read_only(())
         bundle = make_config(container, place.root)
         bundle["hooks"] = {"createRuntime": [self._gate.make_hook()]}
         with open(f"{place.at}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow

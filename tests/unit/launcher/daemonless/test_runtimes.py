@@ -12,7 +12,7 @@ import pytest
 from imagematrix.common.programs import get_search_path
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.launcher.daemonless import bubblewrap, charliecloud
+from imagematrix.launcher.daemonless import bubblewrap, charliecloud, namespace
 from imagematrix.launcher.daemonless.bubblewrap import Bubblewrap
 from imagematrix.launcher.daemonless.charliecloud import Charliecloud, mount_devices
 from imagematrix.launcher.daemonless.oci import CAPABILITIES, OciRuntime, make_config
@@ -214,6 +214,19 @@ def test_charliecloud_reads_variables_from_a_file_of_the_user(prepare, container
     assert "--set-env=./environment" in prepared.words
     assert Path.cwd() == Path(place.folder).resolve()
     assert prepared.wait == OTHERS[1]._gate.wait
+
+
+@pytest.mark.parametrize("runtime", OCI, ids=lambda runtime: runtime.name)
+def test_what_is_mounted_in_the_node_s_proc_is_read_only_beside_its_processes(
+    prepare, container, runtime, monkeypatch
+):
+    """Root of a container could register a program with binfmt_misc, which root of the node starts."""
+    read_only: list[str] = []
+    monkeypatch.setattr(namespace, "mount_read_only", lambda _, at: read_only.append(at))
+    prepare(runtime, replace(container, own_processes=True))
+    assert not read_only
+    prepare(runtime, replace(container, own_processes=False))
+    assert "/proc/sys" in read_only
 
 
 def test_charliecloud_gets_folders_and_leaves_the_network_to_itself(prepare, container, place, tmp_path):
