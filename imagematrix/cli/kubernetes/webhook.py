@@ -52,8 +52,8 @@ def command(
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            "--exclude-namespace",
-            metavar="NAME",
+            "--exclude",
+            metavar="NAMESPACE",
             help="A namespace whose pods get no Events, because its configuration leaves it out; repeatable.",
         ),
     ] = None,
@@ -82,7 +82,7 @@ def command(
     from imagematrix.selection.query import parse_where
 
     if exclude and events is None:
-        raise UsageError("--exclude-namespace is for --events")
+        raise UsageError("--exclude is for --events")
     if events is not None and nodes != CLUSTER:
         raise UsageError("--events is for --nodes cluster")
     if events is not None and not DNS_LABEL.fullmatch(events):

@@ -89,7 +89,7 @@ class LayoutFolder:
         """Open a blob of any size, without comparing it with its digest."""
         path = self.find_blob(digest)
         if path is None:
-            raise self._failure(f"{digest} not found in the layout {self}")
+            raise self._failure(f"{self}: {digest} cannot be read: there is no such file in the layout")
         try:
             return self._open_file(path)
         except OSError as error:

@@ -183,7 +183,7 @@ def _make_deployment(installation: Installation) -> Manifest:
     words += ["--on-unknown", "deny" if installation.deny else "default"]
     if installation.events:
         words += ["--events", NAME]
-        words += [word for name in installation.excluded for word in ("--exclude-namespace", name)]
+        words += [word for name in installation.excluded for word in ("--exclude", name)]
     mounts = [{"name": "tls", "mountPath": "/tls", "readOnly": True}]
     volumes: list[Manifest] = [{"name": "tls", "secret": {"secretName": NAME}}]
     if secret:

@@ -327,7 +327,7 @@ def test_a_layer_with_another_content_is_refused_and_forgotten(server, image_sto
     ("change", "message"),
     [
         (lambda one: one["layers"].pop(), "has 2 layers instead of 1"),
-        (lambda one: one["layers"][0].update(size=-1), "negative size"),
+        (lambda one: one["layers"][0].update(size=-1), "is not a number of bytes"),
         (lambda one: one.pop("config"), "there is no image"),
         (lambda one: one.pop("layers"), "there is no image"),
         (lambda one: one["layers"].reverse(), "does not match its digest"),

@@ -69,6 +69,6 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make):
         make(path)
     with pytest.raises(UsageError, match=r"index\.json is no file"):
         folder.read_index()
-    with pytest.raises(UsageError, match=f"{blob.name} is no file"):
+    with pytest.raises(UsageError, match=f"{blob.name} cannot be read"):
         folder.open(digest)
     assert folder.find_small_blob(digest) is None

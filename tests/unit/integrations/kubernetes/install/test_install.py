@@ -185,7 +185,7 @@ def test_the_webhook_may_read_nodes_and_with_events_what_these_need(tls):
 def test_pods_about_which_the_webhook_is_not_asked_get_no_events(tls, events):
     manifests = by_kind(full(events=events, excluded=("system-x",)), tls)
     arguments = manifests["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert ("--exclude-namespace system-x" in " ".join(arguments)) == events
+    assert ("--exclude system-x" in " ".join(arguments)) == events
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "DaemonSet"])

@@ -150,7 +150,7 @@ def test_the_command_answers_until_a_signal(files, tmp_path, number, catalog):
         (["--nodes", "cluster"], "not running in a pod"),
         (["--tls-key", "/nowhere"], "No such file"),
         (["--events", "x"], "--events is for --nodes cluster"),
-        (["--exclude-namespace", "x"], "--exclude-namespace is for --events"),
+        (["--exclude", "x"], "--exclude is for --events"),
         (["--nodes", "cluster", "--events", "a/../b"], "invalid --events: 'a/../b'"),
     ],
 )
