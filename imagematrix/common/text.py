@@ -58,6 +58,16 @@ def shorten_lines(
     return [f"{indent}{line}" for line in (*lines[:most], *rest)]
 
 
+def format_csv_line(*fields: str) -> str:
+    """Return fields as docker and buildx read them in an option, in which any may have commas and quotes."""
+    import csv
+    import io
+
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
 def quote_word(value: object) -> str:
     """Return a value as one word of a command that a message names: whoever pastes it runs nothing else."""
     import shlex  # needed only for errors

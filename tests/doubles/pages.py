@@ -26,7 +26,7 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARK = re.compile(r"<!-- (file|not tested|commands): (.+) -->")
-DIGESTS = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{12}|[0-9a-f]{8})\b")
+DIGESTS = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{12}|(?<=-v[0-9]-)[0-9a-f]{8})\b")
 MARKER = "---- command"
 
 

@@ -208,12 +208,8 @@ def _sum_files(codes: Sequence[Code]) -> dict[str, Any]:
     files = sum(code.files for code in codes)
     known = all(code.globs or code.files == 1 for code in codes)
     globs = [glob for code in codes for glob in code.globs or (code.glob,)]
-    return {"files": files, "globs": _limit_globs(globs) if known and files > 1 else ()}
-
-
-def _limit_globs(globs: Sequence[str]) -> tuple[str, ...]:
-    """Return the globs, or none if they are too many for a label."""
-    return tuple(dict.fromkeys(globs)) if len(globs) <= MOST_GLOBS else ()
+    are_stated = known and files > 1 and len(globs) <= MOST_GLOBS
+    return {"files": files, "globs": tuple(dict.fromkeys(globs)) if are_stated else ()}
 
 
 def find_covering_globs(names: Sequence[str], excluded: Collection[str]) -> list[str]:

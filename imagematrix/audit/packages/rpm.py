@@ -32,9 +32,7 @@ LARGEST = 512 << 20  # bytes of a database; with 2,000 packages it has about 150
 LONGEST = 32 << 20  # bytes of a header
 STEPS = 10_000_000  # instructions of SQLite's virtual machine; a package takes four
 MOST_HEADERS = 50_000
-MOST_TEXTS = (
-    1_000_000  # checksums and empty texts in their place; a database with 2,000 packages has some 300,000
-)
+MOST_TEXTS = 1_000_000  # checksums and empty texts for folders; with 2,000 packages it has some 300,000
 MOST_ENTRIES = 0xFFFF  # in the index of a header, as in rpm itself
 
 INDEX = struct.Struct(">II")  # number of entries, number of bytes after them

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
-import io
 import re
 import threading
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import Reference, make_tag_word
+from imagematrix.common.text import format_csv_line
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -175,9 +175,7 @@ def format_cache_name(label: str, *identity: str) -> str:
 
 def format_attributes(values: Mapping[str, str]) -> str:
     """Return attributes for buildx as a line of CSV, so that values may have any characters."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in values.items()])
-    return line.getvalue()
+    return format_csv_line(*(f"{key}={value}" for key, value in values.items()))
 
 
 def _parse_attributes(spec: str, option: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from imagematrix.build.plan.protocols import BuildSources
 from imagematrix.common.suggestions import suggest_nearest
+from imagematrix.common.text import format_csv_line
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors import vector_length
 
@@ -150,13 +151,12 @@ def _parse_secret(text: str) -> tuple[str, str]:
         variable = variable or name
         if variable not in os.environ:
             raise UsageError(f"--secret {text}: the variable {variable} is not set")
-        return name, _format_csv_line(id=name, type="env", env=variable)
+        return name, format_csv_line(f"id={name}", "type=env", f"env={variable}")
     path = Path(file or name)
-    if (
-        not os.access(path, os.R_OK) or not path.is_file()
-    ):  # is_file raises OSError for names that are too long
+    # In this order: is_file raises OSError for a name that is too long.
+    if not os.access(path, os.R_OK) or not path.is_file():
         raise UsageError(f"--secret {text}: {path} is not a readable file")
-    return name, _format_csv_line(id=name, type="file", src=str(path))
+    return name, format_csv_line(f"id={name}", "type=file", f"src={path}")
 
 
 def _parse_ssh(text: str) -> tuple[str, str]:
@@ -173,14 +173,6 @@ def _parse_build_arg(text: str) -> tuple[str, str]:
     if not equals:
         raise UsageError(f"--build-arg {text}: expected NAME=VALUE")
     return name, value
-
-
-def _format_csv_line(**fields: str) -> str:
-    """Return fields for buildx as one line of CSV."""
-    words = (f"{key}={value}" for key, value in fields.items())
-    return ",".join(
-        '"{}"'.format(word.replace('"', '""')) if set(word) & set(',"') else word for word in words
-    )
 
 
 def scrub_environment(environment: Mapping[str, str]) -> dict[str, str]:

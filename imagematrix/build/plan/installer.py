@@ -75,9 +75,8 @@ def unpack_installer(
         with file.open("rb") as stream:
             name = digest or hashlib.file_digest(stream, "sha256").hexdigest()
             target = cache / name.removeprefix("sha256:")
-            files.make_private(
-                cache
-            )  # before its content is believed: no lock has the digest of a local file
+            # Before its content is believed: no lock has the digest of a local file.
+            files.make_private(cache)
             if not target.is_dir():
                 on_progress(f"unpacking {file}")
                 _unpack_to_cache(target, file, stream, version, platform)

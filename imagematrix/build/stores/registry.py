@@ -310,18 +310,24 @@ class RegistryStore:
         ours = "the registry does not allow this image to be deleted"
         if registry.withdraw(tag, digest):
             ours = "this image is withdrawn"
-            if manifest and not _find_conflicting(registry, tag) and registry.digest(tag) is None:
-                registry.push_manifest(tag, manifest.raw, manifest.media_type)
-                # Whoever else puts an image back at the same time does so before looking, too.
-                others = _find_conflicting(registry, tag)
-                if not others or tag < min(others) or not registry.withdraw(tag, digest):
-                    ours = "all were withdrawn at the same time, and this image is there again"
+            if manifest and _put_back(registry, tag, manifest):
+                ours = "all were withdrawn at the same time, and this image is there again"
         raise TagMovedError(
             f"{reference}: this cell was also pushed from other inputs: {', '.join(conflicting)}; {ours}",
             remedy="build from the same inputs, or raise the version; "
             f"`imagematrix publish {quote_word(f'{registry.name}:{version}')} --choose TAG` "
             "selects one of them",
         )
+
+
+def _put_back(registry: Registry, tag: str, manifest: Manifest) -> bool:
+    """Push an image that was withdrawn again, if none of its cell is left; return whether it is there."""
+    if _find_conflicting(registry, tag) or registry.digest(tag) is not None:
+        return False
+    registry.push_manifest(tag, manifest.raw, manifest.media_type)
+    # Whoever else puts an image back at the same time does so before looking, too: the least stays.
+    others = _find_conflicting(registry, tag)
+    return not others or tag < min(others) or not registry.withdraw(tag, manifest.digest)
 
 
 def _find_conflicting(registry: Registry, tag: str) -> list[str]:

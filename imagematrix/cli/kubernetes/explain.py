@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, load_lists
+from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, load_lists, require_used_name
 from imagematrix.cli.shared.options import AllowCpu, Json, Policy, Where
 from imagematrix.cli.shared.output import escape_text, format_names, print_json, print_lines, print_table
 from imagematrix.common.text import format_count
@@ -54,8 +54,7 @@ def command(
     from imagematrix.integrations.kubernetes.nodes.nodes import STREAM, describe_nodes, name_file, read_json
     from imagematrix.selection import query
 
-    if used_as == "":
-        raise UsageError("--as is empty", remedy="give the name that pods use")
+    require_used_name(used_as)
     if used_as is not None and len(catalog) > 1:
         raise UsageError("--as is for a single --catalog")
     if str(pod) == STREAM and STREAM in {str(nodes), str(pods)}:

@@ -66,6 +66,12 @@ DevicePlugins = Annotated[
 ON_UNKNOWN = ("default", "deny")
 
 
+def require_used_name(used_as: str | None) -> None:
+    """Raise UsageError if the option --as is empty."""
+    if used_as == "":
+        raise UsageError("--as is empty", remedy="give the name that pods use")
+
+
 def is_denied(on_unknown: str) -> bool:
     """Return whether pods whose image is undecided are refused."""
     require_known(on_unknown, ON_UNKNOWN, "--on-unknown")

@@ -30,8 +30,10 @@ class ServiceLogs:
     """
 
     def __init__(self, client: DockerClient, service: str, write: Write) -> None:
-        said = _SaidLines()
-        self._streams = [_OutputStream(client, service, name, write, said) for name in ("stdout", "stderr")]
+        engine_lines = _EngineLines()
+        self._streams = [
+            _OutputStream(client, service, name, write, engine_lines) for name in ("stdout", "stderr")
+        ]
 
     def follow(self) -> None:
         """Print lines as they come, in threads that end with this process."""
@@ -45,7 +47,7 @@ class ServiceLogs:
                 stack.callback(stream.finish)
 
 
-class _SaidLines:
+class _EngineLines:
     """The lines of the engine itself that are printed, of both streams. Thread-safe."""
 
     def __init__(self) -> None:
@@ -63,9 +65,11 @@ class _SaidLines:
 class _OutputStream:
     """One of the two streams of a service's output, and how many lines of each task are printed."""
 
-    def __init__(self, client: DockerClient, service: str, name: str, write: Write, said: _SaidLines) -> None:
+    def __init__(
+        self, client: DockerClient, service: str, name: str, write: Write, engine_lines: _EngineLines
+    ) -> None:
         self._client, self._service, self._name, self._write = client, service, name, write
-        self._said = said
+        self._engine_lines = engine_lines
         self._printed: dict[str, int] = {}
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -99,7 +103,7 @@ class _OutputStream:
                 if self._done.is_set():
                     return
                 if task is None:
-                    if self._said.add_new(text):
+                    if self._engine_lines.add_new(text):
                         self._write(self._name, task, text)
                     continue
                 counts[task] = counts.get(task, 0) + 1

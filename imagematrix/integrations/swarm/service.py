@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from dataclasses import dataclass
 
 from imagematrix.common.image_reference import Reference, names_registry
+from imagematrix.common.text import format_csv_line
 from imagematrix.errors import UsageError
 from imagematrix.launcher.gpu_claims.containers import VRAM, WHOLE
 
@@ -120,7 +119,7 @@ class SwarmService:
             source, target, *mode = volume.split(":")
             kind = "bind" if source.startswith("/") else "volume"
             fields = [f"type={kind}", f"source={source}", f"target={target}"]
-            mounts.append(_format_csv(*fields, *(["readonly"] if mode == ["ro"] else [])))
+            mounts.append(format_csv_line(*fields, *(["readonly"] if mode == ["ro"] else [])))
         options = (
             ("--constraint", self.placement),
             ("--network", self.networks),
@@ -171,13 +170,6 @@ def make_service_name(image: str, token: str) -> str:
     """Return a name for a service with this image: the image's last component, and a unique token."""
     component = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     return f"{INVALID.sub('-', component)[:NAME_LENGTH]}-{token}"
-
-
-def _format_csv(*fields: str) -> str:
-    """Return the value of --mount, which docker reads as a line of CSV."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(fields)
-    return line.getvalue()
 
 
 def _format_pairs(mapping: dict[str, str]) -> list[str]:

@@ -33,7 +33,7 @@ DOWNLOADS, UNPACKS = "max_concurrent_downloads", "max_concurrent_unpacks"
 SINCE: dict[str, Release] = {DOWNLOADS: (1, 7), "concurrent_layer_fetch_buffer": (2, 1), UNPACKS: (2, 2)}
 # Before it, a layer that is unpacked beside others loses its whiteouts on overlayfs: files that it deletes
 # are there again, and what runs is not what was audited (containerd/containerd#13030).
-KEEPS_WHITEOUTS, LOST_WHITEOUTS = (2, 2, 3), "containerd#13030"
+KEEPS_WHITEOUTS, WHITEOUTS_ISSUE = (2, 2, 3), "containerd#13030"
 MOST_UNPACKS = 8
 OVERLAYFS, EROFS, SOCI = "overlayfs", "erofs", "soci"
 SOCI_FILE = "/etc/soci-snapshotter-grpc/config.toml"
@@ -194,7 +194,7 @@ def _share_drop_in(settings: Sequence[PullSetting]) -> Iterator[PullSetting]:
     for one in settings:
         if wrong and one.advised is not None and one.advised > 1:
             remedy = (
-                f"first upgrade containerd {wrong}, which unpacks wrongly with more than 1: {LOST_WHITEOUTS}"
+                f"first upgrade containerd {wrong}, which unpacks wrongly with more than 1: {WHITEOUTS_ISSUE}"
             )
             yield replace(one, advised=None, remedy=remedy)
         else:
@@ -255,7 +255,7 @@ def _judge_setting(
     elif name == UNPACKS and isinstance(value, int):
         if release < KEEPS_WHITEOUTS:  # never faster than right
             if value > 1 and path.snapshotter == OVERLAYFS:
-                advised, remark = 1, f"files that a layer deletes are there again: {LOST_WHITEOUTS}"
+                advised, remark = 1, f"files that a layer deletes are there again: {WHITEOUTS_ISSUE}"
         elif value <= 1 < processors:
             advised, remark = min(processors, MOST_UNPACKS), "layers are unpacked one after the other"
     return PullSetting(

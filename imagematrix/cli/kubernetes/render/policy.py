@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, is_denied, load_classes
+from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, is_denied, load_classes, require_used_name
 from imagematrix.cli.kubernetes.render.options import make_default_name, print_manifests, warn_of_omitted
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 from imagematrix.cli.shared.output import warn
@@ -48,8 +48,7 @@ def command(
 
     if name is not None and not DNS_SUBDOMAIN.fullmatch(name):
         raise UsageError(f"invalid --name: {name[:80]!r}", remedy="give one such as training-v1")
-    if used_as == "":
-        raise UsageError("--as is empty", remedy="give the name that pods use")
+    require_used_name(used_as)
     deny = is_denied(on_unknown)
     grouped = load_classes(nodes, image, catalog, allow_cpu=allow_cpu, where=where, policy=policy)
     require_labels(grouped.classes)

@@ -148,10 +148,9 @@ def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
             texts = _reduce_texts(container, "image", "restartPolicy")
             containers.append(texts | ({"resources": present} if present else {}))
         reduced |= {name: containers} if containers else {}
-    metadata_kept = (
-        {} if label is None else {"labels": {CLASS: label}}
-    )  # "" is no class, and admission says so
-    return {"kind": "Pod", "metadata": metadata_kept, "spec": reduced}
+    # An empty label is that of no class, and admission says so.
+    labels = {} if label is None else {"labels": {CLASS: label}}
+    return {"kind": "Pod", "metadata": labels, "spec": reduced}
 
 
 def _reduce_terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:

@@ -83,7 +83,7 @@ class _EventMemory:
     cluster_policies: tuple[ClusterPolicy, ...] = ()
     nodes: tuple[ClusterNode, ...] = ()
     read_at: float = 0.0
-    known_nodes: KnownNodes | None = None
+    known_nodes: KnownNodes = field(default_factory=lambda: KnownNodes((), {}))
     explained_at: dict[str, float] = field(default_factory=dict)
 
 
@@ -208,8 +208,7 @@ def make_event(pod: PendingPod, explanation: Explanation, instance: str) -> dict
 def _explain_shape(shape: str, memory: _EventMemory) -> tuple[Explanation, ...]:
     """Return the explanations of a shape, without those that have no cause."""
     pod = parse_pod(json.loads(shape), "pod")
-    nodes = memory.known_nodes or KnownNodes((), {})
-    explanations = explain_pod(pod, memory.cluster_policies, nodes, in_detail=False)
+    explanations = explain_pod(pod, memory.cluster_policies, memory.known_nodes, in_detail=False)
     return tuple(explanation for explanation in explanations if explanation.cause)
 
 

@@ -44,7 +44,7 @@ class ClusterState:
     def __init__(self, names: Iterable[str], options: PolicyOptions, telemetry: Telemetry) -> None:
         self.policies: tuple[AdmissionPolicy, ...] | None = None
         self.cluster_policies: tuple[ClusterPolicy, ...] = ()
-        self._made: dict[str, ClusterPolicy] = {}  # by the name of the catalog
+        self._policies_by_catalog: dict[str, ClusterPolicy] = {}
         self._names = tuple(names)
         self._options = options
         self._telemetry = telemetry
@@ -95,11 +95,13 @@ class ClusterState:
                     problems[name] = result
                     self._telemetry.record_failure("policies", result)
                 else:
-                    self._made[name] = result
-            self.cluster_policies = tuple(self._made[name] for name in catalogs if name in self._made)
+                    self._policies_by_catalog[name] = result
+            self.cluster_policies = tuple(
+                self._policies_by_catalog[name] for name in catalogs if name in self._policies_by_catalog
+            )
             self.policies = tuple(
-                self._made[name].policy
-                if name in self._made
+                self._policies_by_catalog[name].policy
+                if name in self._policies_by_catalog
                 else self._make_undecided_policy(catalog, problems[name])
                 for name, catalog in catalogs.items()
             )
