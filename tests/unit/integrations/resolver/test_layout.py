@@ -101,5 +101,5 @@ def test_a_link_out_of_the_layout_is_no_blob(front, layout, tmp_path_factory):
         assert node.get(f"/v2/ml/training/blobs/sha256:{name * 64}").status_code == 404
         assert node.pull(f"sha256:{name * 64}")[0] == 404
     assert node.get(f"/v2/ml/training/blobs/sha256:{'c' * 64}").content == LAYER
-    with pytest.raises(EngineError, match="not found in the layout"):
+    with pytest.raises(EngineError, match="there is no such file in the layout"):
         LayoutFolder(layout, EngineError).open(f"sha256:{'a' * 64}")
