@@ -26,6 +26,8 @@ BAR = 0.5  # times the variant's
 NAME = "torch"
 SMALLEST = "numba"  # a hundredth of what is downloaded
 PORT = 5097
+# numpy's wheel needs x86-64-v2.
+V2_FLAGS = ("pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm")
 PACKAGES = "packages"
 # Some files of the packages are for other Pythons.
 TEMPLATE = f"""\
@@ -94,8 +96,8 @@ def _make_project(folder: Path, name: str, version: str) -> Path:
     matrix = {
         "schema": "imagematrix.matrix/v1",
         "images": {version.removesuffix(":v1"): image},
-        "axes": {"march": ["any"]},
-        "facts": {"march": {"any": {"flags": ["sse2"]}}},
+        "axes": {"march": ["v2"]},
+        "facts": {"march": {"v2": {"flags": list(V2_FLAGS)}}},
     }
     (project / "matrix.yaml").write_text(json.dumps(matrix))
     return project
