@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.host.probe import probe
+from imagematrix.integrations.kubernetes.nodes.labels import make_labels
 
 BASE, FITTING, OTHER = (f"sha256:{digit * 64}" for digit in "abc")
+REGISTRY = "registry.example.com/ml"
 VARIANT = "training:v1-cpu-0123456789ab"
 HOST = {
     "schema": "imagematrix.host/v1",
@@ -93,6 +96,31 @@ def test_what_decides_for_others_keeps_to_the_variant(ask, tmp_path):
     assert ask("select", "--format", "classad").out == f'ImVariant_training = "{VARIANT}@{BASE}"\n'
     gang = ask("select", "--gang", tmp_path / "host.json", host=None)
     assert gang.out == f"{VARIANT}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("kubernetes", "classes", "--json", "--image"),
+        ("kubernetes", "render", "job"),
+        ("kubernetes", "render", "prepull"),
+        ("kubernetes", "render", "policy"),
+    ],
+)
+def test_what_decides_for_classes_of_nodes_keeps_to_the_variant(cli, words, tmp_path):
+    """A warm image is for the number of CPUs and the names that a class does not state."""
+    labels = {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux", **make_labels(Host.from_json(HOST))}
+    node = {"kind": "Node", "metadata": {"name": "n", "labels": labels}, "status": {}}
+    nodes, catalog = tmp_path / "nodes.json", tmp_path / "catalog.json"
+    nodes.write_text(json.dumps({"kind": "List", "items": [node]}))
+    said = []
+    for warm_images in ((), WARM):
+        catalog.write_text(
+            json.dumps(catalog_with(*warm_images)).replace('"training', f'"{REGISTRY}/training')
+        )
+        said.append(cli(*words, f"{REGISTRY}/training:v1", "--nodes", nodes, "--catalog", catalog).out)
+    assert BASE in said[0]
+    assert said[1] == said[0]
 
 
 def test_explain_names_what_keeps_a_warm_image_away(ask):
