@@ -101,6 +101,16 @@ def _planned_for(hosts: int, folder: Path) -> Callable[[], None]:
     return command("plan", "-f", growing.matrix(folder, 8), "--for", fleet)
 
 
+def _rules(rules: int, folder: Path) -> Callable[[], None]:
+    path = growing.matrix(folder, growing.FIXED * rules)
+    matrix = json.loads(path.read_text())
+    flavours = matrix["axes"]["flavour"]
+    matrix["exclude"] = [{"flavour": flavour, "compute": "8.0"} for flavour in flavours]
+    matrix["include"] = [{"flavour": flavour, "debug": "yes"} for flavour in flavours]
+    path.write_text(json.dumps(matrix))
+    return command("validate", "-f", path)
+
+
 def _render(cells: int, folder: Path) -> Callable[[], None]:
     return command("render", "-f", growing.matrix(folder, cells), "-o", folder / "out")
 
@@ -409,6 +419,9 @@ OPERATIONS = (
     ),
     Operation(
         name="plan, files", grows="files in the context", fixed="four cells", n=400, prepare=_planned_files
+    ),
+    Operation(
+        name="exclude and include", grows="rules of both", fixed="four cells for each", n=50, prepare=_rules
     ),
     Operation(name="plan --for", grows=DIFFERENT, fixed="eight cells", n=200, prepare=_planned_for),
     Operation(name="render", grows="cells", fixed="the template", n=200, prepare=_render),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from imagematrix.build.matrix.axis_values import MEMORY, parse_memory
 from imagematrix.build.matrix.feasibility import find_infeasibility
@@ -21,7 +22,7 @@ from imagematrix.images.catalog import axis_conditions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix
 
@@ -152,42 +153,64 @@ def _generate_points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, st
         yield point
 
 
+class _PointIndex:
+    """Finds points by their values; a point with few equals is found without a look at all others."""
+
+    def __init__(self, points: Sequence[Mapping[str, str]]) -> None:
+        self._points = points
+        self._places: dict[tuple[str, str], list[int]] = {}
+        for place, point in enumerate(points):
+            for item in point.items():
+                self._places.setdefault(item, []).append(place)
+
+    def find(self, matches: Mapping[str, Collection[str]]) -> list[int]:
+        """Return the places of the points that have, for each axis of `matches`, one of its values."""
+        if not matches:
+            return [*range(len(self._points))]
+        by_axis = (
+            [self._places.get((axis, value), []) for value in values] for axis, values in matches.items()
+        )
+        fewest = min(by_axis, key=lambda places: sum(map(len, places)))
+        return sorted(
+            place
+            for place in itertools.chain.from_iterable(fewest)
+            if all(self._points[place].get(axis) in values for axis, values in matches.items())
+        )
+
+
 def _apply_excludes(
     matrix: Matrix, points: list[dict[str, str]]
 ) -> tuple[list[dict[str, str]], list[tuple[dict[str, str], Exclude]]]:
-    kept_points = []
-    dropped = []
-    counts = dict.fromkeys(range(len(matrix.exclude)), 0)
-    for point in points:
-        for index, rule in enumerate(matrix.exclude):
-            if all(point.get(axis) in allowed for axis, allowed in rule.matches.items()):
-                counts[index] += 1
-                dropped.append((point, rule))
-                break
-        else:
-            kept_points.append(point)
-    unused = [matrix.exclude[index] for index, count in counts.items() if not count]
+    """Return the kept points, and the others with the first rule that drops each; raise MatrixError."""
+    index = _PointIndex(points)
+    rule_by_place: dict[int, Exclude] = {}
     problems = []
-    for rule in unused:
-        matches = rule.matches.items()
-        is_shadowed = any(all(point.get(axis) in allowed for axis, allowed in matches) for point in points)
-        message = "drops nothing: earlier rules drop all it matches" if is_shadowed else "matches no cell"
-        remedy = "remove it, or correct its conditions"
-        problems.append(Problem(f"this exclude rule {message}", rule.mark, remedy))
+    for rule in matrix.exclude:
+        matching = index.find(rule.matches)
+        fresh = [place for place in matching if place not in rule_by_place]
+        rule_by_place.update(dict.fromkeys(fresh, rule))
+        if not fresh:
+            message = "drops nothing: earlier rules drop all it matches" if matching else "matches no cell"
+            remedy = "remove it, or correct its conditions"
+            problems.append(Problem(f"this exclude rule {message}", rule.mark, remedy))
     if problems:
         raise MatrixError(str(matrix.path), problems, matrix.text)
-    return kept_points, dropped
+    kept_points = [point for place, point in enumerate(points) if place not in rule_by_place]
+    return kept_points, [
+        (points[place], rule) for place, rule in sorted(rule_by_place.items(), key=itemgetter(0))
+    ]
 
 
 def _apply_includes(
     matrix: Matrix, points: list[dict[str, str]]
 ) -> list[tuple[dict[str, str], list[Include]]]:
+    index = _PointIndex(points)
     merged: list[tuple[dict[str, str], list[Include]]] = [(point, []) for point in points]
     added: list[tuple[dict[str, str], list[Include]]] = []
     for entry in matrix.include:
-        matching = [entries for point, entries in merged if entry.axes.items() <= point.items()]
-        for entries in matching:
-            entries.append(entry)
+        matching = index.find({axis: (value,) for axis, value in entry.axes.items()})
+        for place in matching:
+            merged[place][1].append(entry)
         if matching:
             continue
 

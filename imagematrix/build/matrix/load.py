@@ -152,10 +152,12 @@ class _MatrixReader(NodeReader):
         templates = self._read_templates_folder(top.get("templates"), root.mark)
         self.compression = self.layers.read_compression(top.get("compression"))
         images = self._read_images(self._require_field(root, top, "images", IMAGES), templates, values)
-        cells = math.prod(map(len, axes.values())) * len(images)
+        # An include entry that matches no cell adds one.
+        cells = (math.prod(map(len, axes.values())) + len(include)) * len(images)
         if cells > CELLS:
             remedy = "split it: values that never occur together belong in separate matrices"
-            message = f"{cells:,} cells, including excluded ones, exceed the limit of {CELLS:,}"
+            counted = "excluded ones and one for each include entry" if include else "excluded ones"
+            message = f"{cells:,} cells, including {counted}, exceed the limit of {CELLS:,}"
             self._add_problem(message, top["axes"].mark, remedy)
         return Matrix(
             path=self.path,

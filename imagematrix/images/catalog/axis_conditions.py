@@ -13,26 +13,25 @@ from imagematrix.hardware.vendors.versions import COMPARISONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from packaging.version import Version
 
 COMPARISON = re.compile(r"(>=|<=|==|!=|>|<)\s*(.+)")
+GLOB = re.compile(r"[*?\[]")
+# Values have at most 64 characters, and the time for a pattern grows with the square of its length.
+LONGEST_GLOB = 200
 
 
 class ConditionError(ValueError):
     """A condition is invalid; the message states the reason."""
 
 
-def match_values(words: Sequence[str], values: Iterable[str]) -> frozenset[str]:
+def match_values(words: Sequence[str], values: Collection[str]) -> frozenset[str]:
     """Return the `values` of an axis that match the condition `words`; raise ConditionError."""
-    wanted = [_make_predicate(word) for word in words if not _is_negated(word)]
-    unwanted = [_make_predicate(word[1:]) for word in words if _is_negated(word)]
-    return frozenset(
-        value
-        for value in values
-        if (not wanted or any(test(value) for test in wanted)) and not any(test(value) for test in unwanted)
-    )
+    unwanted = [_match_word(word[1:], values) for word in words if _is_negated(word)]
+    wanted = [_match_word(word, values) for word in words if not _is_negated(word)]
+    return frozenset(values if not wanted else set().union(*wanted)).difference(*unwanted)
 
 
 def match_axes(
@@ -79,21 +78,28 @@ def _is_negated(word: str) -> bool:
     return word.startswith("!") and not word.startswith("!=")
 
 
-def _make_predicate(word: str) -> Callable[[str], bool]:
+def _match_word(word: str, values: Collection[str]) -> set[str]:
+    """Return the `values` that match a value, a glob or a comparison; raise ConditionError."""
     match = COMPARISON.fullmatch(word)
-    if not match:
-        import fnmatch
+    if match:
+        from packaging.version import Version
 
-        pattern = re.compile(fnmatch.translate(word))
-        return lambda value: pattern.match(value) is not None
-    from packaging.version import Version
+        compare = COMPARISONS[match[1]]
+        try:
+            bound = Version(match[2])
+        except ValueError as error:  # InvalidVersion, or too many digits for Python
+            raise ConditionError(f"invalid version in a comparison: {match[2][:80]!r}") from error
+        versions = ((value, _parse_version(value)) for value in values)
+        return {value for value, version in versions if version is not None and compare(version, bound)}
 
-    compare = COMPARISONS[match[1]]
-    try:
-        bound = Version(match[2])
-    except ValueError as error:  # InvalidVersion, or too many digits for Python
-        raise ConditionError(f"invalid version in a comparison: {match[2][:80]!r}") from error
-    return lambda value: (version := _parse_version(value)) is not None and compare(version, bound)
+    if not GLOB.search(word):
+        return {word} if word in values else set()
+    if len(word) > LONGEST_GLOB:
+        raise ConditionError(f"more than {LONGEST_GLOB} characters in the pattern {word[:80]!r}")
+    import fnmatch
+
+    pattern = re.compile(fnmatch.translate(word))
+    return {value for value in values if pattern.match(value)}
 
 
 def _parse_version(value: str) -> Version | None:

@@ -599,6 +599,21 @@ def test_too_many_cells_are_rejected(project):
     )
 
 
+def test_cells_that_include_may_add_are_counted(project):
+    entries = "".join(f"\n  - {{cuda: none, march: m{number}}}" for number in range(300))
+    images = "".join(f"\n  image{number}: {{version: v1, template: t.j2}}" for number in range(1000))
+    text = message(project(("images:", f"images:{images}"), ("exclude:", f"include:{entries}\nexclude:")))
+    assert (
+        "cells, including excluded ones and one for each include entry, exceed the limit of 250,000" in text
+    )
+
+
+def test_overlong_pattern_in_a_condition_is_rejected(project):
+    """The time for a pattern grows with the square of its length."""
+    text = message(project(('{cuda: "11.8", driver', f"{{cuda: '{'[' * 201}', driver")))
+    assert f"more than 200 characters in the pattern '{'[' * 80}'" in text
+
+
 def test_overlong_version_in_a_condition_is_rejected(project):
     digits = "9" * 6000
     text = message(project(('{cuda: "11.8", driver', f'{{cuda: ">={digits}", driver')))
