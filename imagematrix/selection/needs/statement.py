@@ -7,6 +7,7 @@ derived like all needs, with a vocabulary that has what the system knows: see `k
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
@@ -26,7 +27,7 @@ from imagematrix.selection.needs.knowledge import (
     make_word,
 )
 from imagematrix.selection.needs.node_needs import derive_needs
-from imagematrix.selection.needs.verdicts import GPUS, find_applied_rules
+from imagematrix.selection.needs.verdicts import FLAGS, GPUS, find_applied_rules
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selection_target import MACHINES, Target
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.needs.knowledge import GpuKind, Knowledge
     from imagematrix.selection.needs.need import Need
+    from imagematrix.selection.needs.verdicts import AppliedRule
 
 MOST_MISSING = 3  # facts that a system may lack at once
 OTHER_BRAND = "geforce"  # of a sample that is no data-centre part
@@ -141,16 +143,33 @@ def find_missing_facts(
     variant: Variant, knowledge: Knowledge, *, allow_cpu: bool = False
 ) -> tuple[tuple[str, ...], ...]:
     """Return the smallest sets of facts with which there would be a statement, by their words; or none."""
+    applied = find_applied_rules(RULES, variant, knowledge.vocabulary)
+    # A statement takes CPU flags for true, so that variants which differ in them only lack the same facts.
+    judged = tuple(rule for rule in applied if rule.compared.keys() - {FLAGS})
+    return _find_missing_facts(judged, knowledge, allow_cpu=allow_cpu) if judged else ()
+
+
+@lru_cache(maxsize=1024)
+def _find_missing_facts(
+    applied: tuple[AppliedRule, ...], knowledge: Knowledge, *, allow_cpu: bool
+) -> tuple[tuple[str, ...], ...]:
     follows = {make_word(fact) for fact in ASSUMED} | {ARCH, CPU_FLAGS, CPU_LEVEL}
     told = [{fact for fact, _ in kind.values} for kind in knowledge.gpu_kinds]
     follows.update(map(make_word, set.intersection(*told)))
     if GPU_NAME not in knowledge.words:
         follows.discard(GPU_COMPUTE)
+
+    # Only what a rule compares can help, or the release or the name that tells of it.
+    compared = {fact for rule in applied for fact in rule.compared}
+    helpful = {make_word(fact) for fact in compared}
+    helpful |= {CUDA} if VERSION in compared else set()
+    helpful |= {GPU_NAME} if any(fact.startswith(GPUS) for fact in compared) else set()
     lacking = [
         word
         for word in list_words(knowledge.vocabulary)
-        if word not in knowledge.words and word not in follows
+        if word in helpful and word not in knowledge.words and word not in follows
     ]
+    variant = applied[0].variant
     for size in range(1, MOST_MISSING + 1):
         found = tuple(
             further
