@@ -155,12 +155,13 @@ def _print_coverage(report: Coverage) -> None:
 
     # The smallest set of variants that is enough, and the best of a limited number.
     smallest = report.smallest
-    enough = f"{format_count(len(smallest.variants), 'variant')} would be enough for the same hosts"
-    if not smallest.exact:
-        enough += f"; perhaps fewer, but at least {smallest.least}"
-    elif report.worse:
-        enough += f", though {format_count(report.worse, 'host')} would get a worse one"
-    print_lines("", f"{enough}:", *(f"  {shorten(reference)}" for reference in smallest.variants))
+    if smallest.variants:
+        enough = f"{format_count(len(smallest.variants), 'variant')} would be enough for the same hosts"
+        if not smallest.exact:
+            enough += f"; perhaps fewer, but at least {smallest.least}"
+        elif report.worse:
+            enough += f", though {format_count(report.worse, 'host')} would get a worse one"
+        print_lines("", f"{enough}:", *(f"  {shorten(reference)}" for reference in smallest.variants))
     if report.few:
         _print_limited(report.few, report, shorten)
 

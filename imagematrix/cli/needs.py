@@ -150,7 +150,9 @@ def _print_requests(catalog: Catalog, *, json: bool) -> None:
     if json:
         print_json(needs.to_json() | {"bodies": bodies})
     else:
-        for line in (*_format_assumptions(needs), *_format_left_out(needs)):
+        # Where all are left out, the error says why.
+        left_out = _format_left_out(needs) if needs.variants else ()
+        for line in (*_format_assumptions(needs), *left_out):
             print_info(line)
         for body in bodies:
             print_document(f"{dumps(body)}\n")

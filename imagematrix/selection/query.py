@@ -90,7 +90,9 @@ class Query:
         """Return how to request an excluded variant."""
         present = read_axis_values(variant)
         differing = [axis for axis, values in self.wanted.items() if not values & {*present.get(axis, ())}]
-        if all(axis in present for axis in differing):
+        # Words of an axis are one condition, in which a negation always wins.
+        negated = {axis for axis, words in self._where for word in words if word.startswith("!")}
+        if all(axis in present and axis not in negated for axis in differing):
             return suggest_axis_values("pass {}", {axis: present[axis][0] for axis in differing})
         return Remedy(words=f"select it by its reference: {variant.reference}")
 

@@ -103,7 +103,9 @@ def _exclude_from_context(path: Path, folder: Path) -> None:
 
 def print_next_commands(folder: Path, outside: str | None = None) -> None:
     """Print the commands that come after `init`; `outside` is a context that is not in the folder."""
-    enter = "" if folder.resolve() == Path.cwd() else f"`cd {quote_word(folder)}`, "
+    # cd takes a name that begins with a dash for an option.
+    place = f"./{folder}" if str(folder).startswith("-") else folder
+    enter = "" if folder.resolve() == Path.cwd() else f"`cd {quote_word(place)}`, "
     if outside is None:
         print_info(f"next: {enter}`imagematrix plan`, then `imagematrix build`")
     else:

@@ -192,7 +192,7 @@ def open_client() -> docker.DockerClient:
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise make_unreachable_error(where, error) from error
     except ValueError as error:
-        raise EngineError(f"docker's configuration cannot be read: {error}") from error
+        raise EngineError(f"docker's configuration for {where} cannot be read: {error}") from error
 
 
 def read_limited(chunks: Iterable[bytes]) -> bytes:

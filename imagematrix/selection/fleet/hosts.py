@@ -232,9 +232,13 @@ def _read_hosts(
             yield from _read_stream(stream, STREAM_NAME, reader)
             continue
         for file in _list_files(path):
-            if file.absolute() in read_files:
+            try:
+                place = file.absolute()
+            except OSError as error:  # the current folder was removed
+                raise UsageError(f"{file}: {error.strerror}") from error
+            if place in read_files:
                 continue
-            read_files.add(file.absolute())
+            read_files.add(place)
             if file.suffix in OF_LINES:
                 with _open_file(file) as lines:
                     yield from _read_stream(lines, str(file), reader)

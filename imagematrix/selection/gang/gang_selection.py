@@ -93,7 +93,7 @@ def select_gang(
     if isinstance(hosts, Mapping):
         by_name = dict(sorted(hosts.items()))
     else:
-        by_name = dict(sorted((str(number), host) for number, host in enumerate(hosts, 1)))
+        by_name = {str(number): host for number, host in enumerate(hosts, 1)}
     for host in by_name.values():
         if not isinstance(host, Host):
             raise UsageError(f"{host!r:.80} is not a Host", remedy="read one with Host.load(path)")
@@ -104,10 +104,12 @@ def select_gang(
     serving = _find_serving_classes(_group_compatible_variants(query, names), kinds)
     if not serving:
         raise _make_refusal(query, names, kinds)
+    members = _choose_members(query, serving, kinds)
+    places = {name: place for place, name in enumerate(by_name)}
     return Gang(
         catalog=query.catalog,
         alike=names,
-        members=_choose_members(query, serving, kinds),
+        members=tuple(sorted(members, key=lambda member: places[member.name])),
         warnings=_warn_of_defaults(query, serving, kinds),
     )
 
@@ -236,9 +238,10 @@ def _group_compatible_variants(query: Query, names: Sequence[str] | None) -> lis
 def _choose_members(
     query: Query, classes: Sequence[VariantSet], kinds: Sequence[_HostKind], *, take_first: bool = False
 ) -> tuple[GangMember, ...]:
-    """Return the members of the best of the classes, each of which serves all kinds; raise UsageError.
+    """Return the members of the best of the classes, each of which serves all kinds, by these kinds.
 
-    With `take_first`, the first of the best variants is taken even if nothing tells them apart.
+    Raises UsageError if nothing tells the best variants apart.
+    With `take_first`, the first of them is taken.
     """
     index = query.index
     # Kinds that differ only in what neither a rule nor a criterion reads get the same variants.
@@ -271,7 +274,7 @@ def _choose_members(
             for name in kind.hosts:
                 host, gpus = kind.choose_gpus(name, target)
                 members.append(GangMember(name=name, host=host, variant=variant, chosen_gpus=gpus))
-    return tuple(sorted(members, key=lambda member: member.name))
+    return tuple(members)
 
 
 def _narrow_rows(
@@ -316,11 +319,12 @@ def _make_refusal(query: Query, names: tuple[str, ...] | None, kinds: Sequence[_
 
     inside = [kind for kind in kinds if kind.variants & largest]
     outside = [kind for kind in kinds if not kind.variants & largest]
+    members = _choose_members(query, [largest], inside, take_first=True) if inside else ()
     unknown = compatibility.count_unknown_versions(query.catalog.variants, names or ())
     gang = Gang(
         catalog=query.catalog,
         alike=names,
-        members=_choose_members(query, [largest], inside, take_first=True) if inside else (),
+        members=tuple(sorted(members, key=lambda member: member.name)),
         left=tuple(_group_excluded_hosts(query, largest if inside else query.index.everything, outside)),
         unknown=tuple(unknown.items()),
     )

@@ -93,6 +93,7 @@ def test_init_rejects_an_unknown_template(cli, workdir):
 def test_next_command_of_init_works_where_it_is_pasted(cli):
     assert "next: `imagematrix plan`, " in cli("init").err
     assert "next: `cd 'new project'`, `imagematrix plan`, then " in cli("init", "new project").err
+    assert "next: `cd ./-new`, `imagematrix plan`, then " in cli("init", "--", "-new").err
 
 
 def test_cell_without_axes_has_the_name_of_its_image(cli, project):

@@ -144,6 +144,15 @@ def test_remedy_names_another_value_where_the_default_fits_nothing(make):
     assert select(host, catalog, where={"python": "3.9"}).selected == "t:v1-cpu-3.9"
 
 
+def test_excluded_value_is_not_asked_for_again(make):
+    """Words of an axis are one condition, in which the negation would win."""
+    catalog = make.catalog(build(make, "3.9", cpu_flags=frozenset({"avx512f"})), build(make, "3.13"))
+    for words in ("!3.13", ("3.9", "!3.13")):
+        with pytest.raises(NothingFits, match=r"t:v1-cpu-3\.13 fits, but was not requested") as caught:
+            select(make.host(march="x86-64-v2"), catalog, where={"python": words})
+        assert caught.value.remedy == "select it by its reference: t:v1-cpu-3.13"
+
+
 def test_combination_without_variants_is_reported(make, pythons):
     catalog = make.catalog(build(make, "3.9", march="a"), build(make, "3.13", march="b"))
     with pytest.raises(

@@ -158,9 +158,15 @@ def _then_refuse(engine, real, resource):
 def test_damaged_configuration_of_docker_is_reported(remote_engine, tmp_path):
     (tmp_path / "docker-config").mkdir()
     (tmp_path / "docker-config" / "config.json").write_text('{"auths": {"reg.example": {"auth": "!!!"}}}')
-    with pytest.raises(EngineError, match=r"docker's configuration cannot be read"):
+    with pytest.raises(EngineError, match=r"docker's configuration for tcp:\S+ cannot be read"):
         images.list_labelled(LABEL)
     assert not remote_engine.images
+
+
+def test_impossible_port_in_the_address_of_the_engine_is_named(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:99999")
+    with pytest.raises(EngineError, match=r"for tcp://127.0.0.1:99999 cannot be read: Port out of range"):
+        images.list_labelled(LABEL)
 
 
 def test_remote_that_is_not_an_engine_is_reported(remote_engine):

@@ -107,6 +107,13 @@ def test_a_variant_in_no_registry(make):
     assert "publish" in caught.value.remedy
 
 
+def test_reasons_are_told_once_where_nothing_is_left(cli, make, tmp_path):
+    path = tmp_path / "training.json"
+    path.write_text(json.dumps(publish(make.cpu_variant()).to_json()))
+    result = cli("needs", f"{IMAGE}:v1", "--catalog", path, "--for", "runpod")
+    assert (result.code, result.err.count("it is for CPUs only, and a body asks for a GPU")) == (3, 1)
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_the_command(cli, conforms, make, tmp_path, form):
     path = tmp_path / "training.json"

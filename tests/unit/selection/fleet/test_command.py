@@ -71,6 +71,22 @@ def test_unserved_hosts_exit_with_3(ask, make, saved):
     assert result.err == ""
 
 
+def test_no_variants_are_enough_where_nothing_fits(ask, make, saved):
+    save(saved / "fleet" / "c.json", make.host())
+    result = ask("fleet/c.json")
+    assert result.code == 3
+    assert "would be enough" not in result.out
+
+
+def test_hosts_in_a_current_folder_that_was_removed_are_told(cli, saved, monkeypatch):
+    (saved / "gone").mkdir()
+    monkeypatch.chdir(saved / "gone")
+    (saved / "gone").rmdir()
+    cli("coverage", "--catalog", saved / "t.json", "host.json").refuses(
+        2, "host.json: No such file or directory"
+    )
+
+
 def test_fix_may_name_gpus_that_fit(ask, make, saved):
     mixed = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
     save(saved / "mixed.json", mixed)

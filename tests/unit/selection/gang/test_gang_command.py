@@ -136,6 +136,8 @@ def test_library_takes_hosts_by_name_and_in_a_list(profiles, shipped_catalog):
     assert (first.selected, first.gpus) == (found.members[0].variant.reference, found.members[0].gpus)
     listed = im.select_gang(hosts.values(), shipped_catalog, alike="cuda, nccl")
     assert [member.name for member in listed.members] == ["1", "2"]
+    many = im.select_gang([*hosts.values()] * 6, shipped_catalog, alike="cuda, nccl")
+    assert [member.name for member in many.members] == [str(number) for number in range(1, 13)]
     assert listed.alike == ("cuda", "nccl")
     assert [one.variant for one in listed.members] == [one.variant for one in found.members]
 
