@@ -12,6 +12,7 @@ from imagematrix.selection.needs.need import Need
 from imagematrix.selection.needs.verdicts import (
     DRIVER,
     GPUS,
+    VERSION,
     JudgedGrid,
     UnsupportedConditionError,
     get_judge,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     Row = tuple[int, ...]  # of a node in a table: the value classes of NODE_FACTS
 
 ACCELERATORS, KIND, DIFFERS = NODE_FACTS = ("accelerators", "driver.kind", "driver.user_mode_differs")
-VERSION, LAST_BRANCH = "driver.version", "gpus.last_branch"
+LAST_BRANCH = "gpus.last_branch"
 # Facts of which the least among all GPUs counts, with the field of a Need that has it.
 BOUNDS = {LAST_BRANCH: "limit", "gpus.least_memory_mib": "memory_mib"}
 LISTED = {"ok", "vgpu"}  # the states of GPUs that NVIDIA's software lists

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         tuple[str, tuple[Hashable, ...]], ...
     ]  # facts, each with the values that stand for all
 
-ARCH, FLAGS = "arch", "cpu.flags"
+ARCH, FLAGS, VERSION = "arch", "cpu.flags", "driver.version"
+# Each divides all drivers once more, and the rule is judged for each part. NVIDIA's images name a dozen.
+MOST_VERSIONS = 48
 CPU, DRIVER, GPUS = "cpu.", "driver.", "gpus."
 
 
@@ -79,7 +81,8 @@ def find_applied_rules(
 ) -> tuple[AppliedRule, ...]:
     """Return the rules that apply.
 
-    Raises UnsupportedConditionError if one compares facts that the vocabulary does not have.
+    Raises UnsupportedConditionError if one compares facts that the vocabulary does not have, or too many
+    driver versions, as an image's NVIDIA_REQUIRE_* may.
     """
     needs = ((rule, rule.need(variant)) for rule in rules)
     applying = tuple(
@@ -89,6 +92,10 @@ def find_applied_rules(
         for fact in applied.compared:
             if not _is_known_fact(vocabulary, fact):
                 raise UnsupportedConditionError(_describe_missing_fact(applied.rule, fact, vocabulary))
+        compared = len(applied.compared.get(VERSION, ()))
+        if compared > MOST_VERSIONS:
+            what = f"the rule {applied.rule.name} compares {compared} driver versions"
+            raise UnsupportedConditionError(f"{what}, more than the {MOST_VERSIONS} that are judged")
     return applying
 
 

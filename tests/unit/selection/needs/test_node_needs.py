@@ -68,6 +68,13 @@ def test_a_rule_judges_variants_with_equal_needs_once(make, monkeypatch):
     assert len({variant.driver.version for variant in judged}) == 1
 
 
+def test_requirements_on_too_many_drivers_are_not_judged(make):
+    """The time grows with a power of their number, which the image's author chooses."""
+    expression = " ".join(f"driver>={number},arch>=8.0" for number in range(450, 499))
+    with pytest.raises(UsageError, match="nvidia-require compares 49 driver versions, more than the 48"):
+        derive_needs(make.variant(requires=(expression,)), VOCABULARY)
+
+
 def test_flags_that_are_not_told(make):
     variant = make.cpu_variant(cpu_flags=frozenset(["avx2"]))
     silent = replace(told(), flags=lambda _: frozenset())
