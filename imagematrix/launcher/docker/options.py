@@ -238,6 +238,9 @@ def parse_run_args(words: Sequence[str]) -> RunArgs:
             where.append(value if equals else option[1])
         elif name in OWN_VALUES:
             values[name] = value if equals else option[1]
+        elif name == "--json":
+            # Other commands have it, and docker would take the next word for its value.
+            raise UsageError("run has no option --json", remedy="write --print json")
         elif name in OWN_FLAGS:
             flags[name] = _parse_boolean(name, value) if equals else True
         else:

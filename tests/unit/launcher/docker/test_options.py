@@ -263,6 +263,7 @@ def test_the_last_occurrence_counts():
     ("line", "words"),
     [
         ("", "missing argument: IMAGE"),
+        ("--json t:v1", "run has no option --json"),
         ("--rm", "missing argument: IMAGE"),
         ("-e A=1", "missing argument: IMAGE"),
         ("--", "missing argument: IMAGE"),
