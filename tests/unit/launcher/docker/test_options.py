@@ -263,7 +263,6 @@ def test_the_last_occurrence_counts():
     ("line", "words"),
     [
         ("", "missing argument: IMAGE"),
-        ("--json t:v1", "run has no option --json"),
         ("--rm", "missing argument: IMAGE"),
         ("-e A=1", "missing argument: IMAGE"),
         ("--", "missing argument: IMAGE"),
@@ -288,6 +287,12 @@ def test_an_unknown_flag_that_consumed_the_image():
     with pytest.raises(UsageError) as caught:
         parse_run_args(["--gpus", "IMAGE"])
     assert "=true" not in caught.value.remedy
+
+
+def test_json_does_not_consume_the_next_word():
+    with pytest.raises(UsageError, match="run has no option --json") as caught:
+        parse_run_args(["--dry-run", "--json", "--catalog", "t.json", "IMAGE"])
+    assert caught.value.remedy == "write --print json"
 
 
 def test_help_needs_no_image():
