@@ -312,16 +312,44 @@ def test_an_artifact_matches_the_nodes_that_the_variant_fits(hosts, cluster, shi
     for variant in shipped_catalog.variants[::5]:
         artifact = make_compatibility(variant)
         assert artifact["version"] == "v1alpha1"
-        (rule,) = artifact["compatibilities"][0]["rules"]
         for host in hosts.values():
             fits = variant.reference in explain(host, shipped_catalog).fits
-            assert any(matched(one["matchFeatures"], cluster.own(host)) for one in rule["matchAny"]) == fits
+            assert is_compatible(artifact, cluster.own(host)) == fits
+
+
+@pytest.mark.parametrize("fact", ["user_mode", "kind"])
+@pytest.mark.parametrize("umd", [("host", None), ("exact", "550.163.01"), ("compat", "560.35.05")])
+def test_an_artifact_matches_nodes_without_a_label_as_select_does(hosts, cluster, make, fact, umd):
+    requires = ("driver!=535.161.08",)
+    variant = make.variant(driver=make.umd(*umd), cubins=("80", "89", "90"), requires=requires)
+    artifact, fitting = make_compatibility(variant), 0
+    for host in hosts.values():
+        unknown = replace(host, driver=host.driver and replace(host.driver, **{fact: None}))
+        fits = bool(explain(unknown, make.catalog(variant)).fits)
+        assert is_compatible(artifact, cluster.own(unknown)) == fits
+        fitting += fits
+    assert fitting
+
+
+def test_an_artifact_of_a_variant_that_no_node_fits_matches_none(hosts, cluster, make):
+    artifact = make_compatibility(make.variant(driver=make.umd("host"), requires=("driver<400",)))
+    assert artifact["compatibilities"][0]["description"] == "no node fits t:gpu"
+    for labels in ({}, *map(cluster.own, hosts.values())):
+        assert not is_compatible(artifact, labels)
+
+
+def is_compatible(artifact, labels):
+    """Whether NFD calls a node compatible, as in rule.go of NFD, if its features are `labels`."""
+    (compatibility,) = artifact["compatibilities"]
+    (rule,) = compatibility["rules"]
+    return not rule["matchAny"] or any(matched(one["matchFeatures"], labels) for one in rule["matchAny"])
 
 
 def matched(features, labels):
-    """Whether NFD matches all features, if `labels` are those of `local.feature`."""
+    """Whether NFD matches all features. What is absent meets no operator but DoesNotExist."""
     return all(
-        admitted([[{"key": key, "operator": one["op"], "values": one.get("value", [])}]], labels)
+        (key in labels or one["op"] == "DoesNotExist")
+        and admitted([[{"key": key, "operator": one["op"], "values": one.get("value", [])}]], labels)
         for feature in features
         for key, one in feature["matchExpressions"].items()
     )
