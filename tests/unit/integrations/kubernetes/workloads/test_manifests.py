@@ -33,6 +33,7 @@ from imagematrix.integrations.kubernetes.workloads.placement import (
     place_per_class,
     require_labels,
 )
+from imagematrix.integrations.kubernetes.workloads.prepull import make_prepull_manifests
 from imagematrix.selection.selection import NothingFits
 from imagematrix.selection.selector import explain
 
@@ -208,6 +209,37 @@ def test_nodes_that_no_label_distinguishes_are_an_error(cluster, make):
     labels = {"a": cluster.foreign(make.host(make.gpu(0)))}
     with pytest.raises(UsageError, match="labels do not distinguish nodes of the class"):
         make_workload_manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(compat)))
+
+
+@pytest.mark.parametrize("variants", [("host",), ("exact", "host")])
+def test_several_daemonsets_for_a_node_without_our_labels_are_an_error(cluster, make, variants):
+    """A Job may run on nodes of another class that its image fits."""
+    drivers = {"exact": make.umd("exact", NEW), "host": make.umd("host")}
+    catalog = make.catalog(*(make.variant(f"r/t:v1-{mode}", driver=drivers[mode]) for mode in variants))
+    hosts = {"old": make.host(make.gpu(0)), "new": make.host(make.gpu(0), driver=NEW)}
+    classes = of(cluster, {name: cluster.foreign(host) for name, host in hosts.items()}, catalog)
+    assert len(make_workload_manifests("job", Workload(name="t"), classes)) == 2
+    with pytest.raises(UsageError, match="labels do not distinguish nodes of the class") as refused:
+        make_workload_manifests("daemonset", Workload(name="t"), classes)
+    assert refused.value.remedy.startswith("label them with `imagematrix kubernetes labels`, such as ")
+    with pytest.raises(UsageError, match="labels do not distinguish nodes of the class"):
+        make_prepull_manifests("t", classes, pause="reg/pause:1")
+    (alone,) = make_workload_manifests("daemonset", Workload(name="t"), classes[:1])
+    assert alone["metadata"]["name"] == "t"
+
+
+def test_daemonsets_for_different_nodes_without_our_labels_are_written(cluster, make):
+    catalog = make.catalog(
+        make.variant("r/t:v1-old"), make.variant("r/t:v1-new", driver=make.umd("exact", NEW))
+    )
+    hosts = {"old": make.host(make.gpu(0)), "new": make.host(make.gpu(0), driver=NEW)}
+    classes = of(cluster, {name: cluster.foreign(host) for name, host in hosts.items()}, catalog)
+    made = make_workload_manifests("daemonset", Workload(name="t"), classes)
+    for one in made:
+        spec = pods(one)["spec"]
+        suffix = spec["containers"][0]["image"].rpartition("-")[2]
+        assert [n for n, host in hosts.items() if admitted(terms(spec), cluster.foreign(host))] == [suffix]
+    assert len(made) == 2
 
 
 def test_an_error_has_the_reason_if_no_class_gets_an_image(cluster, make):
