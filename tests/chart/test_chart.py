@@ -17,7 +17,7 @@ REQUIRED = {"images": ["reg.example.com/ml/t:v1"], "program": "reg.example.com/i
 SETS = [
     {},
     {"onUnknown": "deny", "pullSecret": "logins", "timeoutSeconds": 30, "allowCpu": True},
-    {"images": ["r/a:1", "r/b:2"], "where": ["python=3.13", "cuda=12.*,march=<x&y>"], "events": False},
+    {"images": ["r.x/a:1", "r:5000/b:2"], "where": ["python=3.13", "cuda=12.*,march=<x&y>"], "events": False},
     {"matchConditions": False, "excludeNamespaces": ["one", "two"], "onUnknown": "deny"},
     {"devicePlugin": {"enabled": True, "by": ["product", "class"]}, "kubelet": "/data/kubelet"},
     {"devicePlugin": {"enabled": True, "by": []}, "pullSecret": "logins", "events": False},
@@ -93,6 +93,9 @@ def test_the_chart_has_no_lint(helm, chart, tmp_path):
         ({"images": REQUIRED["images"]}, "program: give an image with imagematrix"),
         ({"program": "r/p:1"}, "images: name at least one version"),
         (REQUIRED | {"images": ["t:v1"]}, "images"),
+        (REQUIRED | {"images": ["ml/t:v1"]}, "images"),
+        (REQUIRED | {"where": ["python"]}, "where"),
+        (REQUIRED | {"tls": {"cert": "x"}}, "tls"),
         (REQUIRED | {"onUnknown": "x"}, "onUnknown"),
         (REQUIRED | {"devicePlugin": {"enabled": True}, "draDriver": {"enabled": True}}, "not"),
         (REQUIRED | {"kubelets": "x"}, "kubelets"),

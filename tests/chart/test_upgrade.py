@@ -99,7 +99,7 @@ def api():
 @pytest.fixture
 def render(helm, chart, api, tmp_path):
     """Return a function that renders the chart as an upgrade, and returns its Secret and the authorities."""
-    (tmp_path / "values.yaml").write_text(json.dumps(VALUES))
+    values = tmp_path / "values.yaml"
     words = (
         "template",
         "release",
@@ -107,7 +107,7 @@ def render(helm, chart, api, tmp_path):
         "--namespace",
         SPACE,
         "-f",
-        tmp_path / "values.yaml",
+        values,
         "--is-upgrade",
     )
     where = (
@@ -119,7 +119,8 @@ def render(helm, chart, api, tmp_path):
         f"http://127.0.0.1:{api.server_port}",
     )
 
-    def call():
+    def call(**more):
+        values.write_text(json.dumps(VALUES | more))
         found = {one["kind"]: one for one in yaml.safe_load_all(helm(*words, *where).stdout)}
         (hook,) = found["MutatingWebhookConfiguration"]["webhooks"]
         return found["Secret"], base64.b64decode(hook["clientConfig"]["caBundle"])
@@ -147,6 +148,10 @@ def test_a_certificate_near_its_end_is_replaced_and_both_are_trusted(render, api
         assert certificates.get_end_of_trust(made) is not None
     api.secret = new
     assert render() == (new, both)
+    new["metadata"]["annotations"][ANNOTATION] = str(int(time.time()) - 1)
+    _, later = render()
+    assert base64.b64decode(new["data"]["ca.crt"]) in later
+    assert bundle not in later
 
 
 def test_the_certificate_of_manifests_is_replaced_and_both_are_trusted(render, api):
@@ -163,3 +168,15 @@ def test_the_certificate_of_manifests_is_replaced_and_both_are_trusted(render, a
     new, both = render()
     assert new["data"]["tls.crt"] != data["tls.crt"]
     assert both.endswith(given.authorities)
+
+
+def test_a_given_certificate_replaces_one_that_stays_trusted(render, api):
+    api.secret, bundle = render()
+    given = certificates.make_certificate(make_service_names(SPACE))
+    parts = {"cert": given.chain, "key": given.key, "ca": given.authorities}
+    tls = {key: text.decode() for key, text in parts.items()}
+    new, both = render(tls=tls)
+    assert base64.b64decode(new["data"]["tls.crt"]) == given.chain
+    assert both == given.authorities + b"\n" + bundle
+    api.secret = new
+    assert render(tls=tls) == (new, both)

@@ -7,26 +7,61 @@ asks Helm itself.
 import base64
 import json
 import re
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
 import imagematrix
+from imagematrix.integrations.kubernetes.install import certificates
 from imagematrix.integrations.kubernetes.install.install import Installation
 
 CHART = Path(imagematrix.__file__).parent / "integrations/kubernetes/install/chart"
 ACTION = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
 WORD = re.compile(r'"(?:[^"\\]|\\.)*"|[()|]|[^\s()|]+')
+
+
+def dig(*words):
+    """Return a value within objects; before the outermost object stands what is returned without one."""
+    *path, fallback, value = words
+    for key in path:
+        value = value.get(key, {})
+    return value or fallback
+
+
+def make_pair(_name, _addresses, names, _days, authority):
+    """Return a certificate, which holds its authority: what the double makes has one call for both."""
+    made = certificates.make_certificate(names)
+    authority["Cert"] = made.authorities.decode()
+    return {"Cert": made.chain.decode(), "Key": made.key.decode()}
+
+
 FUNCTIONS: dict[str, Callable[..., object]] = {
+    "add": lambda *numbers: sum(numbers),
+    "b64dec": lambda text: base64.b64decode(text).decode(),
     "b64enc": lambda text: base64.b64encode(text.encode()).decode(),
-    "dict": lambda *pairs: dict(zip(pairs[::2], pairs[1::2], strict=True)),
+    "default": lambda fallback, value: value or fallback,
+    "dict": lambda *pairs: defaultdict(lambda: None, zip(pairs[::2], pairs[1::2], strict=True)),
+    "dig": dig,
     "eq": lambda one, other: one == other,
+    "genCA": lambda _name, _days: {},
+    "genSignedCert": make_pair,
+    "gt": lambda one, other: one > other,
+    "index": lambda values, key: values.get(key),
     "int": int,
+    "int64": int,
+    "list": lambda *items: items,
+    "ne": lambda one, other: one != other,
+    "nil": lambda: None,
     "not": lambda value: not value,
+    "now": time.time,
     "printf": lambda form, *values: form % values,
     "required": lambda _, value: value,
     "toJson": json.dumps,
+    "toString": str,
+    "unixEpoch": lambda moment: moment,
 }
 
 
@@ -60,10 +95,10 @@ def installation_of(values, namespace):
     )
 
 
-def render_chart(values, namespace):
-    """Return the objects that the templates make of values, which have a certificate."""
+def render_chart(values, namespace, secret=None):
+    """Return the objects that the templates make of values, if the cluster has this Secret, or none."""
     variables = {"$": {"Values": values, "Release": {"Namespace": namespace}}}
-    renderer = Renderer()
+    renderer = Renderer(secret)
     paths = sorted({*(CHART / "templates").iterdir()} - {CHART / "templates/NOTES.txt"})  # _helpers first
     texts = [renderer.render(parse(path.read_text()), dict(variables)) for path in paths]
     return [one for text in texts for one in yaml.safe_load_all(text) if one is not None]
@@ -97,10 +132,11 @@ def blocks_until_end(pieces):
 
 
 class Renderer:
-    """Renders blocks; `defined` are the templates that were defined so far."""
+    """Renders blocks; `defined` are the templates so far, and `secret` is in the cluster."""
 
-    def __init__(self):
+    def __init__(self, secret):
         self.defined = {}
+        self.functions = FUNCTIONS | {"lookup": lambda *_: secret, "include": self.include}
 
     def render(self, blocks, variables):
         """Return the text of blocks."""
@@ -144,16 +180,16 @@ class Renderer:
 
     def command(self, words, variables, *piped):
         """Remove a call or an operand from the words, and return its value."""
-        if words[0] not in {*FUNCTIONS, "include"}:
+        if words[0] not in self.functions:
             return self.operand(words, variables)
         name = words.pop(0)
         arguments = []
         while words and words[0] not in {"|", ")"}:
             arguments.append(self.operand(words, variables))
-        arguments += piped
-        if name != "include":
-            return FUNCTIONS[name](*arguments)
-        template, context = arguments
+        return self.functions[name](*arguments, *piped)
+
+    def include(self, template, context):
+        """Return the text of a template that was defined."""
         return self.render(self.defined[template], {"$": context})
 
     def operand(self, words, variables):
@@ -163,6 +199,8 @@ class Renderer:
             value = self.pipeline(words, variables)
             assert words.pop(0) == ")"
             return value
+        if word in self.functions:  # one without arguments
+            return self.functions[word]()
         if not word.startswith("$"):
             return json.loads(word)
         name, *keys = word.split(".")

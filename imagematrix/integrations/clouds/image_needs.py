@@ -173,16 +173,20 @@ class ImageNeeds:
         }
 
     def _find_oldest_driver(self) -> dict[str, Any] | None:
-        """Return the oldest driver with which some variant fits, and the rules that set it."""
+        """Return the oldest driver with which some variant fits, and the rules that set it.
+
+        None if no variant needs a driver, or one fits with any.
+        """
         found = [
             (need.oldest or versions.make_sort_key(str(need.driver)), one.variant, alternative)
             for one in self.variants
             for alternative in one.alternatives
             if (need := alternative.need).oldest or need.driver
         ]
-        if not found:
+        first = min(found, key=lambda row: row[0], default=None)
+        if first is None or first[0] == OLDEST:
             return None
-        oldest, variant, alternative = min(found, key=lambda row: row[0])
+        oldest, variant, alternative = first
         version = alternative.need.driver
         rules = ("driver-exact",) if version else find_limiting_rules(variant, alternative)
         return {

@@ -62,6 +62,11 @@ class DevicesError(ProbeError):
         self.problems = problems
 
 
+def has_known_nodes(gpu: Gpu) -> bool:
+    """Whether `list_device_nodes` can name the device nodes of a GPU, and of its MIG devices."""
+    return gpu.minor is not None and all(part.capabilities is not None for part in gpu.mig or ())
+
+
 def list_device_nodes(host: Host, gpus: Iterable[Gpu]) -> tuple[str, ...]:
     """Return the device nodes to pass for `gpus` of `host`, in a fixed order; none without GPUs.
 

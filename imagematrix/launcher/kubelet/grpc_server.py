@@ -69,7 +69,10 @@ async def start_server(path: Path, *handlers: Any) -> Any:
 
 
 def _bind_socket(server: Any, path: Path) -> None:
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot replace {path}: {error.strerror}", remedy="remove it as root") from error
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:

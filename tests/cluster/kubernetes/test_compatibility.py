@@ -12,6 +12,8 @@ from machines import ROOT
 from modules import built
 
 from imagematrix.common import json_documents
+from imagematrix.common.record import replace
+from imagematrix.hardware.host.host import Host
 
 pytestmark = pytest.mark.since("1.36")
 
@@ -47,6 +49,7 @@ def variants():
         yield Make.variant(f"t:gpu-{number}", ptx=ptx, driver=umd, cubins=cubins, **needed)
     for march in MARCHES:
         yield Make.cpu_variant(f"t:cpu-{march}", march=march, cpu_flags=frozenset(Make.flags(march)))
+    yield Make.variant("t:none", driver=Make.umd("host"), requires=("driver<400",))
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,18 @@ def catalog(tmp_path_factory):
     path = tmp_path_factory.mktemp("compatibility") / "catalog.json"
     path.write_text(json_documents.dump_json(Make.catalog(*variants()).to_json()))
     return path
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    """The files of the saved hosts, and of one for each fact of a driver that may have no label."""
+    known = Host.load(ROOT / "tests/hosts/genoa-h200.json")
+    folder = tmp_path_factory.mktemp("hosts")
+    files = [folder / f"{fact}.json" for fact in ("kind", "user_mode")]
+    for file in files:
+        host = replace(known, driver=replace(known.driver, **{file.stem: None}))
+        file.write_text(json_documents.dump_json(host.to_json()))
+    return [*HOSTS, *files]
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +103,9 @@ def compatible(builder, tmp_path):
 
 
 @pytest.mark.usefixtures("attached")
-def test_with_feature_files_it_agrees_with_select(builder, catalog, compatible):
+def test_with_feature_files_it_agrees_with_select(builder, catalog, hosts, compatible):
     found = {}
-    for host in HOSTS:
+    for host in hosts:
         words = ("explain", "t:v1", "--catalog", catalog, "--host", host, "--json")
         candidates = json.loads(builder.imagematrix(*words).stdout)["candidates"]
         found[host.stem] = {one["reference"] for one in candidates if one["fits"]}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from imagematrix.hardware.gpu_request.choice import list_units
 from imagematrix.hardware.vendors import versions
 from imagematrix.integrations.kubernetes.nodes import labels
+from imagematrix.launcher.docker.devices import has_known_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,12 +90,13 @@ class SlicePlan:
 def name_devices(host: Host) -> dict[str, Gpu]:
     """Return the GPUs and MIG devices of a host by the names of their devices.
 
-    Those with an unknown UUID are left out, as by the device plugin, and so are those without a device node.
+    Those with an unknown UUID are left out, as by the device plugin, and so are those whose device nodes are
+    unknown.
     """
     return {
         re.sub(r"[^a-z0-9]+", "-", uuid.lower())[:LONGEST_DEVICE].strip("-"): unit
         for uuid, unit in list_units(host.gpus).items()
-        if unit.minor is not None
+        if has_known_nodes(unit)
     }
 
 

@@ -15,7 +15,7 @@ from imagematrix.errors import ImagematrixError
 from imagematrix.hardware.gpu_request.choice import get_memory_mib, list_units, merge_gpus
 from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE
 from imagematrix.integrations.kubernetes.nodes import labels
-from imagematrix.launcher.docker.devices import list_device_nodes
+from imagematrix.launcher.docker.devices import has_known_nodes, list_device_nodes
 from imagematrix.launcher.docker.share import Share
 from imagematrix.launcher.gpu_claims.pods import GIB, SHARE, VRAM, parse_uuids
 from imagematrix.launcher.gpu_claims.usage import find_consumers, list_lock_names
@@ -108,13 +108,19 @@ def find_users(offer: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> 
 def list_devices(
     offer: DeviceOffer, resource: str, holders: Mapping[str, str], used: Mapping[str, str]
 ) -> tuple[tuple[str, bool], ...]:
-    """Return the device ids of a resource, each with whether it is healthy.
+    """Return the device ids of a resource, each with whether it is healthy: whether it can be allocated.
 
     `holders` maps a unit to the resource under which it is held, `used` is as `find_users` returns it. A
     resource that is not offered any more has no devices.
     """
     return tuple(
-        (device, offer.units[unit].usable and holders.get(unit, resource) == resource and unit not in used)
+        (
+            device,
+            offer.units[unit].usable
+            and has_known_nodes(offer.units[unit])
+            and holders.get(unit, resource) == resource
+            and unit not in used,
+        )
         for device, unit in offer.resources.get(resource, {}).items()
     )
 
@@ -186,4 +192,5 @@ def find_held_units(offer: DeviceOffer, devices: Iterable[str]) -> tuple[str, ..
 def _make_resource_name(prefix: str, word: str) -> str:
     """Return the name of a resource: letters, digits, dashes and dots after its prefix."""
     longest = LONGEST - len(prefix.removeprefix(labels.PREFIX))
-    return prefix + re.sub(r"[^a-z0-9.]+", "-", word.lower())[:longest].strip("-.")
+    name = re.sub(r"[^a-z0-9.]+", "-", word.lower())[:longest].strip("-.")
+    return prefix + (name or labels.UNKNOWN)

@@ -2,7 +2,7 @@
 
 They compare drivers as texts, and all facts of a GPU that rules read. CPUs are not devices: node affinity
 covers CPU needs. To read an attribute that a device lacks is an error, for which the scheduler gives up the
-node. A selector has at most 10 KiB (CELSelectorExpressionMaxLength), so the attributes have a short name.
+node. Selectors have a limit on their length, so the attributes have a short name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from imagematrix.integrations.kubernetes.dra.slices import ATTRIBUTES, DRIVER
 from imagematrix.integrations.kubernetes.nodes import labels
 from imagematrix.integrations.kubernetes.workloads.nvidia_dra_selectors import (
     join_alternatives,
+    join_groups,
     make_semver,
     match_compute_between,
 )
@@ -34,10 +35,9 @@ def make_selector(needs: Iterable[Need]) -> str | None:
     if not needs or not all(need.gpus for need in needs):
         return None
     groups = dict.fromkeys(tuple(_make_conditions(need)) for need in needs if need.loaded is not False)
-    alternatives = [" && ".join(conditions) or "true" for conditions in groups]
-    if not alternatives:
+    if not groups:
         return "false"
-    return f'device.driver == "{DRIVER}" && cel.bind({NAME}, {ATTRIBUTES}, {join_alternatives(alternatives)})'
+    return f'device.driver == "{DRIVER}" && cel.bind({NAME}, {ATTRIBUTES}, {join_groups([*groups])})'
 
 
 def _make_conditions(need: Need) -> Iterator[str]:
@@ -46,10 +46,13 @@ def _make_conditions(need: Need) -> Iterator[str]:
         name = "cudaComputeCapability"
         codes = [code for code in need.computes if code >= 0]
         alternatives = [
-            " && ".join((_match_attribute(name), *match_compute_between(_get_attribute(name), *interval)))
+            " && ".join(match_compute_between(_get_attribute(name), *interval)) or "true"
             for interval in find_intervals(codes)
         ]
-        if len(codes) < len(need.computes):  # an unknown capability is allowed
+        if len(codes) == len(need.computes):
+            yield _match_attribute(name)
+        else:  # an unknown capability is allowed
+            alternatives = [f"{_match_attribute(name)} && {join_alternatives(alternatives)}"] if codes else []
             alternatives.append(_match_no_attribute(name))
         yield join_alternatives(alternatives) if alternatives else "false"
     if need.states:

@@ -15,6 +15,7 @@ from imagematrix.integrations.kubernetes.workloads.affinity import make_affinity
 from imagematrix.integrations.kubernetes.workloads.placement import (
     place_gang,
     place_per_class,
+    place_per_node,
     require_labels,
 )
 
@@ -56,8 +57,8 @@ def make_workload_manifests(kind: str, workload: Workload, classes: Sequence[Nod
     Raises NothingFits if no class gets an image, or no image fits all ranks of a gang; UsageError if labels
     do not distinguish the nodes of a class from others, or if the workload's name is too long for its kind.
     """
-    make, is_gang, make_suffix = WORKLOADS[kind]
-    placements = [place_gang(classes)] if is_gang else place_per_class(classes)
+    make, place, make_suffix = WORKLOADS[kind]
+    placements = place(classes)
     names = name_objects(workload.name, placements, suffix=len(make_suffix(workload.pods)))
     return [make(workload, name, placement) for name, placement in zip(names, placements, strict=True)]
 
@@ -171,15 +172,26 @@ def _make_index_variable(pods: int) -> str:
     return f"-{pods - 1}" if pods > 1 else ""
 
 
-# By name on the command line: the function that makes the manifest, whether all pods get one image, and the
-# longest suffix that controllers add to the name for so many pods: names and labels of pods have at most 63
+def _place_together(classes: Sequence[NodeClass]) -> tuple[Placement, ...]:
+    return (place_gang(classes),)
+
+
+# By name on the command line: the functions that make the manifest and place the classes, and the longest
+# suffix that controllers add to the name for so many pods: names and labels of pods have at most 63
 # characters. A LeaderWorkerSet consists of StatefulSets, which add a hash for a label.
-WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placement], Manifest], bool, Callable[[int], str]]] = {
-    "job": (_make_job, False, _make_index_variable),
-    "deployment": (_make_deployment, False, lambda _: ""),
-    "daemonset": (_make_daemonset, False, lambda _: ""),
-    "jobset": (_make_jobset, True, lambda pods: f"-ranks-0{_make_index_variable(max(pods, 2))}"),
-    "leaderworkerset": (_make_leaderworkerset, True, lambda _: "-0-0123456789"),
+WORKLOADS: dict[
+    str,
+    tuple[
+        Callable[[Workload, str, Placement], Manifest],
+        Callable[[Sequence[NodeClass]], tuple[Placement, ...]],
+        Callable[[int], str],
+    ],
+] = {
+    "job": (_make_job, place_per_class, _make_index_variable),
+    "deployment": (_make_deployment, place_per_class, lambda _: ""),
+    "daemonset": (_make_daemonset, place_per_node, lambda _: ""),
+    "jobset": (_make_jobset, _place_together, lambda pods: f"-ranks-0{_make_index_variable(max(pods, 2))}"),
+    "leaderworkerset": (_make_leaderworkerset, _place_together, lambda _: "-0-0123456789"),
 }
 
 

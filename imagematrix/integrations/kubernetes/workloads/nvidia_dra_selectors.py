@@ -7,6 +7,8 @@ compared by their numbers. CPUs are not devices: node affinity covers CPU needs.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from imagematrix.hardware.vendors import gpus, versions
 from imagematrix.integrations.kubernetes.nodes import labels as our_labels
 from imagematrix.selection.needs.equivalence import TOP
@@ -23,6 +25,7 @@ ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 CAPACITY = f'device.capacity["{DRIVER}"]'
 LISTED = ("ok",)
 PARTS = 3  # numbers in a semantic version
+LONGEST = 10 * 1024  # characters of a selector: CELSelectorExpressionMaxLength of resource.k8s.io
 
 
 def make_nvidia_selector(needs: Iterable[Need]) -> str | None:
@@ -34,9 +37,33 @@ def make_nvidia_selector(needs: Iterable[Need]) -> str | None:
     needs = tuple(needs)
     if not needs or not all(need.gpus for need in needs):
         return None
-    groups = dict.fromkeys(_make_conditions(need) for need in needs)
-    alternatives = [" && ".join(conditions) for conditions in groups if conditions is not None]
-    return f'device.driver == "{DRIVER}" && {join_alternatives(alternatives)}' if alternatives else "false"
+    groups = dict.fromkeys(group for need in needs if (group := _make_conditions(need)) is not None)
+    return f'device.driver == "{DRIVER}" && {join_groups([*groups])}' if groups else "false"
+
+
+def join_groups(groups: Sequence[Sequence[str]]) -> str:
+    """Return the expression that all conditions of one of some groups hold, which && may follow.
+
+    What several groups share is written once: first what all have, then what saves most. The errors of CEL's
+    && and || are those of the longer expression, because false and true count whatever the other side is.
+    """
+    if not all(groups):
+        return "true"
+    alternatives: list[str] = []
+    while groups:
+        counts = Counter(condition for group in groups for condition in group)
+        rates = {
+            condition: (count == len(groups), (count - 1) * len(condition))
+            for condition, count in counts.items()
+        }
+        shared = max(rates, key=rates.__getitem__)
+        if counts[shared] == 1:
+            alternatives += [" && ".join(group) for group in groups]
+            break
+        rest = join_groups([[one for one in group if one != shared] for group in groups if shared in group])
+        alternatives.append(shared if rest == "true" else f"{shared} && {rest}")
+        groups = [group for group in groups if shared not in group]
+    return join_alternatives(alternatives)
 
 
 def join_alternatives(conditions: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.integrations.kubernetes.nodes.classes import NodeClass
+    from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
     from imagematrix.integrations.kubernetes.workloads.affinity import Requirement, Term
 
 HOSTNAME = "kubernetes.io/hostname"  # kubelet sets this label
@@ -99,6 +100,21 @@ def place_per_class(classes: Iterable[NodeClass]) -> tuple[Placement, ...]:
     return placements
 
 
+def place_per_node(classes: Sequence[NodeClass]) -> tuple[Placement, ...]:
+    """Return the placements of `place_per_class`, for objects that run a pod on every node they admit.
+
+    Raises UsageError also if a node would get several pods.
+    """
+    placements = place_per_class(classes)
+    if all(_have_labels(placement.classes) for placement in placements):
+        return placements
+    for node_class in classes:
+        for node in node_class.nodes:
+            if sum(is_admitted(placement.terms, node.labels) for placement in placements) > 1:
+                raise _make_ambiguity(node_class, node)
+    return placements
+
+
 def place_gang(classes: Sequence[NodeClass]) -> Placement:
     """Return the placement of a gang: the variant that fits all classes, for every rank of the gang.
 
@@ -126,7 +142,10 @@ def place_gang(classes: Sequence[NodeClass]) -> Placement:
 
 
 def _make_terms(classes: tuple[NodeClass, ...], variant: Variant) -> tuple[Term, ...]:
-    """Return terms that admit the nodes of these classes, and no node that the variant does not fit."""
+    """Return terms that admit the nodes of these classes, and no node that the variant does not fit.
+
+    Terms for nodes without our labels may admit nodes of other classes that the variant fits.
+    """
     names = sorted(
         {
             node_class.name
@@ -137,17 +156,26 @@ def _make_terms(classes: tuple[NodeClass, ...], variant: Variant) -> tuple[Term,
     terms: tuple[Term, ...] = ()
     if names:
         terms = ((match_value_in(CLASS, *names), *_match_other_nodes(classes)),)
-    if not all(node_class.has_label(node) for node_class in classes for node in node_class.placeable_nodes):
+    if not _have_labels(classes):
         terms += make_terms_for_foreign_labels(derive_needs(variant, VOCABULARY, allow_cpu=True, listed=True))
     for node_class in classes:
         for node in node_class.placeable_nodes:
             # Labels of NFD and NVIDIA may be too few for a class, and pods would wait forever.
             if not is_admitted(terms, node.labels):
-                raise UsageError(
-                    f"labels do not distinguish nodes of the class {node_class.name} from others",
-                    remedy=f"label them with `imagematrix kubernetes labels`, such as {node.name}",
-                )
+                raise _make_ambiguity(node_class, node)
     return terms
+
+
+def _have_labels(classes: Iterable[NodeClass]) -> bool:
+    """Whether all nodes of these classes that pods can be placed on have the label of their class."""
+    return all(node_class.has_label(node) for node_class in classes for node in node_class.placeable_nodes)
+
+
+def _make_ambiguity(node_class: NodeClass, node: ClusterNode) -> UsageError:
+    return UsageError(
+        f"labels do not distinguish nodes of the class {node_class.name} from others",
+        remedy=f"label them with `imagematrix kubernetes labels`, such as {node.name}",
+    )
 
 
 def _match_other_nodes(classes: tuple[NodeClass, ...]) -> tuple[Requirement, ...]:

@@ -18,7 +18,7 @@ from imagematrix.integrations.kubernetes.workloads.manifests import (
     name_objects,
 )
 from imagematrix.integrations.kubernetes.workloads.noop_binary import make_noop_binary
-from imagematrix.integrations.kubernetes.workloads.placement import place_per_class
+from imagematrix.integrations.kubernetes.workloads.placement import place_per_node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def make_prepull_manifests(
     NothingFits if no class gets an image; UsageError if labels do not distinguish the nodes of a class from
     others, or the name is invalid.
     """
-    placements = place_per_class(classes)
+    placements = place_per_node(classes)
     names = name_objects(name, placements)
     programs = {
         arch: base64.b64encode(make_noop_binary(arch)).decode()

@@ -43,6 +43,14 @@ def kinds(make):
     }
 
 
+def test_an_image_that_fits_with_any_driver_has_no_oldest_one(cli, conforms, write_catalog, make, kinds):
+    unknown = make.variant(driver=make.umd("host"), cuda=None, cubins=(), facts=(("cubins", "unknown"),))
+    for variants in ([unknown], [kinds["host"], unknown]):
+        asked = write_catalog(*variants)
+        assert conforms(json.loads(cli("needs", *asked, "--json").out))["least"]["driver"] is None
+        assert "oldest driver" not in cli("needs", *asked).out.partition(" as a whole: ")[2]
+
+
 def test_memory(cli, conforms, write_catalog, kinds):
     large = replace(kinds["host"], gpu_memory_mib=24_000)
     asked = write_catalog(large, replace(large, gpu_memory_mib=15_000))

@@ -108,6 +108,16 @@ def test_a_gpu_that_fails_or_is_used_or_has_no_uuid_is_left_out(host):
     assert host.gpus[1].uuid.lower() in name_devices(host)
 
 
+def test_a_mig_device_whose_device_nodes_are_unknown_is_left_out(hosts):
+    host = hosts["mig"]
+    known = {value(one, "uuid") for one in make_devices(host, {})}
+    (parent,) = [gpu for gpu in host.gpus if gpu.mig]
+    first, *others = parent.mig
+    gpu = replace(parent, mig=(replace(first, capabilities=None), *others))
+    host = replace(host, gpus=tuple(gpu if one is parent else one for one in host.gpus))
+    assert {value(one, "uuid") for one in make_devices(host, {})} == known - {first.uuid}
+
+
 def test_an_unknown_fact_has_no_attribute(make):
     host = make.host(make.gpu(0, compute=None, brand=None, memory_mib=None, name="x" * 65), driver=None)
     (device,) = make_devices(host, {})

@@ -1,5 +1,6 @@
 """The Helm chart renders the manifests of every installation. `tests/chart` asks Helm."""
 
+import base64
 import dataclasses
 import itertools
 import json
@@ -11,6 +12,9 @@ import pytest
 import yaml
 from charting import CHART, installation_of, render_chart, values_of
 
+from imagematrix.common.image_reference import REPOSITORY, TAG
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.install import certificates
 from imagematrix.integrations.kubernetes.install.certificates import VALID, Tls
 from imagematrix.integrations.kubernetes.install.install import (
     Installation,
@@ -18,6 +22,7 @@ from imagematrix.integrations.kubernetes.install.install import (
     make_service_names,
 )
 from imagematrix.integrations.kubernetes.install.upgrade import LEFT
+from imagematrix.selection.query import parse_where
 
 TLS = Tls(chain=b"chain", key=b"key", authorities=b"authorities")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -26,7 +31,11 @@ SETS = [
     for chosen in itertools.product(("default", "deny"), ("", "logins"), *[(True, False)] * 3)
 ]
 MORE = [
-    {"images": ["r/a:1", "r/b:2", "r/c:3"], "where": ["python=3.13", "cuda=12.*"], "timeoutSeconds": 30},
+    {
+        "images": ["reg.x/a:1", "reg:5000/b:2", "localhost/c:3"],
+        "where": ["python=3.13", "cuda=12.*"],
+        "timeoutSeconds": 30,
+    },
     {"excludeNamespaces": ["a", "b"], "devicePlugin": {"enabled": True, "by": []}},
     {"devicePlugin": {"enabled": True, "by": ["product", "class"]}, "kubelet": "/data/kubelet"},
     {"draDriver": {"enabled": True}, "pullSecret": "logins", "kubelet": "/data/kubelet"},
@@ -78,7 +87,7 @@ def test_every_option_of_an_installation_has_a_value():
 def other(path, schema):
     """Return a change of one value."""
     texts = {"program": "reg/p:2", "onUnknown": "deny", "kubelet": "/data", "pullSecret": "x"}
-    lists = {"images": ["r/x:1"], "excludeNamespaces": ["x"], "where": ["a=b"], "by": ["class"]}
+    lists = {"images": ["r.x/x:1"], "excludeNamespaces": ["x"], "where": ["a=b"], "by": ["class"]}
     *outer, key = path
     new: Any = texts.get(key) or lists.get(key)
     if new is None:
@@ -110,9 +119,9 @@ def test_the_chart_is_of_this_version():
     [
         {"images": ["t"]},
         {"images": ["t:v1"]},
-        {"images": ["r/t:v1@sha256:1"]},
-        {"images": ['r/t"x:v1']},
-        {"images": ["r/t:v1", "r/t:v1"]},
+        {"images": ["r.x/t:v1@sha256:1"]},
+        {"images": ['r.x/t"x:v1']},
+        {"images": ["r.x/t:v1", "r.x/t:v1"]},
         {"excludeNamespaces": ["A"]},
         {"kubelet": "data"},
         {"kubelet": "/data/"},
@@ -121,11 +130,102 @@ def test_the_chart_is_of_this_version():
         {"devicePlugin": {"by": ["x"]}},
         {"devicePlugin": {"enabled": True}, "draDriver": {"enabled": True}},
         {"unknown": 1},
+        {"tls": {"cert": "chain"}},
+        {"tls": {"key": "key", "ca": "authorities"}},
     ],
 )
 def test_values_that_no_option_would_accept_are_refused(wrong):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(values_of(**wrong), SCHEMA)
+
+
+IMAGES = (
+    *("r.x/t:v1", "reg:5000/ml/t:v1", "localhost/t:v1", "localhost:5000/t:V.1", "10.0.0.1/a__b/c-d.e:_1"),
+    *("[::1]:5000/t:v1", "docker.io/library/t:v1", "REG.x/t:v1", f"r.x/t:{'v' * 128}"),
+    *("ml/training:v1", "r.x/ML/t:v1", "r.x/t:-v", "r.x/t:v1\x01", "-x/y:z", "-r.x/y:z", "r.x/a\x0bb:v1"),
+    *("$(HOSTNAME)/a:b", "r.x//t:v1", "r.x/t:", "127.1/t:v1", "r.x:0/t:v1", f"r.x/t:{'v' * 129}"),
+)
+CONDITIONS = (
+    *("python=3.13", "cuda=12.*,march=<x&y>", "a>=1", "a == b", " a=b , c!=d", "my_axis=b c", "a=="),
+    *("python", "=", "python=", "-h", "a b", "", "a=b,", ",a=b", "1=b", "a=b,c", "a=b\nc"),
+)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_that_the_command_refuses_is_refused(cli, image):
+    words = ("kubernetes", "render", "install", "--program", "r.x/p:1", "--", image)
+    assert is_valid(values_of(images=[image])) == (cli(*words).code == 0)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_that_the_command_refuses_is_refused(condition):
+    try:
+        parse_where([condition])
+    except UsageError:
+        assert not is_valid(values_of(where=[condition]))
+    else:
+        assert is_valid(values_of(where=[condition]))
+
+
+def test_names_of_images_have_the_repositories_and_tags_of_references():
+    pattern = SCHEMA["properties"]["images"]["items"]["pattern"]
+    assert pattern.endswith(f"/{REPOSITORY}:{TAG.removeprefix('(?a)')}$")
+
+
+def is_valid(values):
+    return jsonschema.Draft7Validator(SCHEMA).is_valid(values)
+
+
+def test_an_upgrade_keeps_the_certificate():
+    secret, bundle = upgrade(None)
+    assert (secret["data"]["ca.crt"], "previous-ca.crt" in secret["data"]) == (encoded(bundle), False)
+    assert upgrade(secret) == (secret, bundle)
+    renewed = upgrade(due(secret))
+    assert upgrade(renewed[0]) == renewed
+
+
+def test_the_authority_before_is_trusted_and_earlier_ones_are_not():
+    secret, bundle = upgrade(None)
+    for _ in range(3):
+        alone, before = secret["data"]["ca.crt"], bundle
+        secret, bundle = upgrade(due(secret))
+        assert secret["data"]["previous-ca.crt"] == alone
+        assert bundle.count(b"BEGIN CERTIFICATE") == 2
+        assert base64.b64decode(alone) in bundle
+        assert bundle != before
+
+
+@pytest.mark.parametrize("before", ["given", "made"])
+def test_another_given_certificate_leaves_the_authority_before_trusted(before):
+    old, new = (certificates.make_certificate(make_service_names("space")) for _ in range(2))
+    secret, bundle = upgrade(None, old if before == "given" else None)
+    replaced, both = upgrade(secret, new)
+    assert replaced["data"]["tls.crt"] == encoded(new.chain)
+    assert both == new.authorities + b"\n" + bundle
+    assert upgrade(replaced, new) == (replaced, both)
+    made, trusted = upgrade(replaced)
+    assert made["data"]["previous-ca.crt"] == encoded(new.authorities)
+    assert new.authorities in trusted
+    assert bundle not in trusted
+
+
+def upgrade(secret, tls=None):
+    """Return the Secret and the authorities of a release where the cluster has a Secret, or none."""
+    parts = (tls.chain, tls.key, tls.authorities) if tls else (b"", b"", b"")
+    given = dict(zip(("cert", "key", "ca"), map(bytes.decode, parts), strict=True))
+    found = {one["kind"]: one for one in render_chart(values_of(tls=given), "space", secret)}
+    (hook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    return found["Secret"], base64.b64decode(hook["clientConfig"]["caBundle"])
+
+
+def due(secret):
+    """Return a Secret whose certificate is to be renewed."""
+    metadata = secret["metadata"] | {"annotations": {"imagematrix.io/renew-after": "1"}}
+    return secret | {"metadata": metadata}
+
+
+def encoded(text):
+    return base64.b64encode(text).decode()
 
 
 def test_the_command_writes_to_an_empty_folder_only(cli, tmp_path):

@@ -2,6 +2,7 @@ import gpu_node
 import pytest
 
 from imagematrix.common.record import replace
+from imagematrix.errors import ProbeError
 from imagematrix.integrations.kubernetes.plugin.offer import (
     GPU,
     AllocationError,
@@ -180,6 +181,31 @@ def test_mig_devices_that_only_the_kernel_shows_are_not_offered(hosts):
     )
 
     assert not [name for name in make_offer(replace(host, gpus=gpus)).resources if "/mig-" in name]
+
+
+def test_units_whose_device_nodes_are_unknown_are_unhealthy(hosts):
+    """No container could get them."""
+    host = hosts["mig"]
+    gpus = tuple(
+        replace(gpu, minor=None)
+        if gpu.mig is None
+        else replace(gpu, mig=tuple(replace(device, capabilities=None) for device in gpu.mig))
+        for gpu in host.gpus
+    )
+    offered = make_offer(replace(host, gpus=gpus), vram=True)
+
+    assert len(offered.resources) > 2
+    for resource in offered.resources:
+        devices = list_devices(offered, resource, {}, {})
+        assert not any(healthy for _, healthy in devices)
+        with pytest.raises(ProbeError):
+            allocate_devices(offered, resource, [devices[0][0]], {}, {})
+
+
+def test_a_product_without_a_letter_has_the_name_of_an_unknown_one(host):
+    gpus = tuple(replace(gpu, name="NVIDIA ???") for gpu in host.gpus)
+
+    assert list(make_offer(replace(host, gpus=gpus), by=["product"]).resources) == [GPU, f"{GPU}-unknown"]
 
 
 def test_the_command_shows_what_it_would_offer(cli, profiles):

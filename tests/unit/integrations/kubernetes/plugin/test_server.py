@@ -29,6 +29,7 @@ from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
 from imagematrix.launcher.gpu_claims.pods import VRAM
 from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer
+from imagematrix.launcher.kubelet.grpc_server import start_server
 from imagematrix.launcher.kubelet.messages import load_message
 
 H200 = "imagematrix.io/gpu-h200"
@@ -701,6 +702,14 @@ async def test_a_socket_that_cannot_be_created_ends_the_plugin(folder, node):
             await Plugin(settings, node.notes.append).run(asyncio.Event())
 
     assert raised.value.remedy == "use a shorter path: the path of a socket has at most 107 bytes"
+
+
+async def test_a_socket_that_cannot_be_replaced_is_an_error(folder):
+    path = folder / "gpu.sock"
+    path.mkdir()
+    with pytest.raises(UsageError, match=f"cannot replace {path}: Is a directory") as raised:
+        await start_server(path)
+    assert raised.value.remedy == "remove it as root"
 
 
 def test_a_resource_with_a_long_name_has_a_short_socket(node):

@@ -33,6 +33,7 @@ from imagematrix.integrations.kubernetes.workloads.placement import (
     place_per_class,
     require_labels,
 )
+from imagematrix.integrations.kubernetes.workloads.prepull import make_prepull_manifests
 from imagematrix.selection.selection import NothingFits
 from imagematrix.selection.selector import explain
 
@@ -210,6 +211,37 @@ def test_nodes_that_no_label_distinguishes_are_an_error(cluster, make):
         make_workload_manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(compat)))
 
 
+@pytest.mark.parametrize("variants", [("host",), ("exact", "host")])
+def test_several_daemonsets_for_a_node_without_our_labels_are_an_error(cluster, make, variants):
+    """A Job may run on nodes of another class that its image fits."""
+    drivers = {"exact": make.umd("exact", NEW), "host": make.umd("host")}
+    catalog = make.catalog(*(make.variant(f"r/t:v1-{mode}", driver=drivers[mode]) for mode in variants))
+    hosts = {"old": make.host(make.gpu(0)), "new": make.host(make.gpu(0), driver=NEW)}
+    classes = of(cluster, {name: cluster.foreign(host) for name, host in hosts.items()}, catalog)
+    assert len(make_workload_manifests("job", Workload(name="t"), classes)) == 2
+    with pytest.raises(UsageError, match="labels do not distinguish nodes of the class") as refused:
+        make_workload_manifests("daemonset", Workload(name="t"), classes)
+    assert refused.value.remedy.startswith("label them with `imagematrix kubernetes labels`, such as ")
+    with pytest.raises(UsageError, match="labels do not distinguish nodes of the class"):
+        make_prepull_manifests("t", classes, pause="reg/pause:1")
+    (alone,) = make_workload_manifests("daemonset", Workload(name="t"), classes[:1])
+    assert alone["metadata"]["name"] == "t"
+
+
+def test_daemonsets_for_different_nodes_without_our_labels_are_written(cluster, make):
+    catalog = make.catalog(
+        make.variant("r/t:v1-old"), make.variant("r/t:v1-new", driver=make.umd("exact", NEW))
+    )
+    hosts = {"old": make.host(make.gpu(0)), "new": make.host(make.gpu(0), driver=NEW)}
+    classes = of(cluster, {name: cluster.foreign(host) for name, host in hosts.items()}, catalog)
+    made = make_workload_manifests("daemonset", Workload(name="t"), classes)
+    for one in made:
+        spec = pods(one)["spec"]
+        suffix = spec["containers"][0]["image"].rpartition("-")[2]
+        assert [n for n, host in hosts.items() if admitted(terms(spec), cluster.foreign(host))] == [suffix]
+    assert len(made) == 2
+
+
 def test_an_error_has_the_reason_if_no_class_gets_an_image(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0, compute="7.0")))}
     with pytest.raises(NothingFits, match="no device code"):
@@ -312,16 +344,44 @@ def test_an_artifact_matches_the_nodes_that_the_variant_fits(hosts, cluster, shi
     for variant in shipped_catalog.variants[::5]:
         artifact = make_compatibility(variant)
         assert artifact["version"] == "v1alpha1"
-        (rule,) = artifact["compatibilities"][0]["rules"]
         for host in hosts.values():
             fits = variant.reference in explain(host, shipped_catalog).fits
-            assert any(matched(one["matchFeatures"], cluster.own(host)) for one in rule["matchAny"]) == fits
+            assert is_compatible(artifact, cluster.own(host)) == fits
+
+
+@pytest.mark.parametrize("fact", ["user_mode", "kind"])
+@pytest.mark.parametrize("umd", [("host", None), ("exact", "550.163.01"), ("compat", "560.35.05")])
+def test_an_artifact_matches_nodes_without_a_label_as_select_does(hosts, cluster, make, fact, umd):
+    requires = ("driver!=535.161.08",)
+    variant = make.variant(driver=make.umd(*umd), cubins=("80", "89", "90"), requires=requires)
+    artifact, fitting = make_compatibility(variant), 0
+    for host in hosts.values():
+        unknown = replace(host, driver=host.driver and replace(host.driver, **{fact: None}))
+        fits = bool(explain(unknown, make.catalog(variant)).fits)
+        assert is_compatible(artifact, cluster.own(unknown)) == fits
+        fitting += fits
+    assert fitting
+
+
+def test_an_artifact_of_a_variant_that_no_node_fits_matches_none(hosts, cluster, make):
+    artifact = make_compatibility(make.variant(driver=make.umd("host"), requires=("driver<400",)))
+    assert artifact["compatibilities"][0]["description"] == "no node fits t:gpu"
+    for labels in ({}, *map(cluster.own, hosts.values())):
+        assert not is_compatible(artifact, labels)
+
+
+def is_compatible(artifact, labels):
+    """Whether NFD calls a node compatible, as in rule.go of NFD, if its features are `labels`."""
+    (compatibility,) = artifact["compatibilities"]
+    (rule,) = compatibility["rules"]
+    return not rule["matchAny"] or any(matched(one["matchFeatures"], labels) for one in rule["matchAny"])
 
 
 def matched(features, labels):
-    """Whether NFD matches all features, if `labels` are those of `local.feature`."""
+    """Whether NFD matches all features. What is absent meets no operator but DoesNotExist."""
     return all(
-        admitted([[{"key": key, "operator": one["op"], "values": one.get("value", [])}]], labels)
+        (key in labels or one["op"] == "DoesNotExist")
+        and admitted([[{"key": key, "operator": one["op"], "values": one.get("value", [])}]], labels)
         for feature in features
         for key, one in feature["matchExpressions"].items()
     )

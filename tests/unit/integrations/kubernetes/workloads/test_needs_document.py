@@ -35,7 +35,12 @@ from imagematrix.integrations.kubernetes.workloads.affinity import (
     make_terms_for_foreign_labels,
     make_terms_for_our_labels,
 )
-from imagematrix.integrations.kubernetes.workloads.nvidia_dra_selectors import DRIVER, make_nvidia_selector
+from imagematrix.integrations.kubernetes.workloads.nvidia_dra_selectors import (
+    DRIVER,
+    LONGEST,
+    join_groups,
+    make_nvidia_selector,
+)
 from imagematrix.selection.needs.need import Need
 from imagematrix.selection.needs.node_needs import derive_needs as needs_by
 from imagematrix.selection.selector import Selector
@@ -201,7 +206,7 @@ def test_a_selector_for_our_driver_admits_a_gpu_if_and_only_if_the_variant_fits(
         attributes = own_attributes(device)
         for variant, (cpu, expression) in own_selectors().items():
             seen = bool(expression) and admitted(cpu, labels) and admits_device(expression, attributes)
-            assert len(expression or "") < 10 * 1024
+            assert len(expression or "") < LONGEST
             assert seen == (variant.reference in right) or (unordered and not seen) or not variant.gpu
 
 
@@ -389,6 +394,45 @@ def test_the_command(cli, make, tmp_path, conforms):
     assert "invalid --dra-driver" in cli("kubernetes", "needs", "t:v1", "--dra-driver", "x").err
     only = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--where", "cuda=12.4", "--json")
     assert [one["reference"] for one in json.loads(only.out)["variants"]] == ["t:a"]
+
+
+CODES = ("50", "52", "60", "61", "70", "75", "80", "86", "89", "90", "100", "120")
+
+
+def with_branches(make, branches):
+    """Return a variant for all GPUs that asks for one of some driver branches, as NVIDIA's images do."""
+    brands = ("grid", "nvidia", "quadro", "tesla", "unknown", "vws")
+    ways = [f"brand={one},driver>={first},driver<{first + 1}" for first in branches for one in brands]
+    requires = (" ".join(["cuda>=12.8", *ways]),) if ways else ()
+    facts = {"cuda": "12.8", "cubins": CODES, "ptx": [("120", "8.7")], "requires": requires}
+    return make.variant("t:a", driver=make.umd("host"), **facts)
+
+
+@pytest.mark.parametrize("branches", [(), (470, 535, 550, 565)])
+def test_an_image_for_all_gpus_has_a_selector_that_kubernetes_admits(make, branches):
+    expression = dra_selectors.make_selector(needs(with_branches(make, branches)))
+    assert 1000 < len(expression) <= LONGEST
+
+
+def test_a_selector_that_is_too_long_is_an_error(cli, make, tmp_path):
+    path = tmp_path / "t.json"
+    catalog = make.catalog(with_branches(make, range(530, 570, 2)))
+    path.write_text(json_documents.dump_json(catalog.to_json()))
+    words = ("kubernetes", "needs", "t:v1", "--catalog", str(path))
+    cli(*words, "--dra-driver", slices.DRIVER).fails(
+        2, "t:a: its selector for devices of gpu.imagematrix.io would have"
+    )
+    assert cli(*words).code == 0
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcdef"), unique=True), min_size=1, max_size=8),
+    st.sets(st.sampled_from("abcdef")),
+)
+def test_groups_whose_conditions_are_written_once_mean_the_same(groups, true):
+    expression = join_groups(groups).replace("&&", " and ").replace("||", " or ").replace("true", "True")
+    found = eval(expression, {name: name in true for name in "abcdef"})  # noqa: S307 - made above
+    assert found == any(true.issuperset(group) for group in groups)
 
 
 def test_needs_that_attributes_cannot_express_admit_no_device(make):
