@@ -24,7 +24,7 @@ from imagematrix.launcher.gpu_claims import pods
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.doctor.kernel import KernelFacts
@@ -41,6 +41,13 @@ DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu",
 OF_A_SAVED_HOST = frozenset({"module", "gpus", "accelerators", "device-nodes", "probe", "image", "caches"})
 XIDS = "https://docs.nvidia.com/deploy/xid-errors/"
 MODULE_KEY = "mokutil --import the module's signing key, reboot and enrol it, then: modprobe nvidia"
+
+DISPLAY = frozenset({"nouveau", "nvidiafb"})  # drivers for screens, which NVIDIA's takes the place of
+# NVIDIA's modules, each before those that it uses.
+MODULES = (
+    *("nvidia_vgpu_vfio", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
+    *("nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia"),
+)
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
@@ -100,19 +107,27 @@ def _check_module(facts: NodeFacts) -> Verdicts:
         yield _make_ok(f"kernel module {driver.version} loaded")
     elif gpus:
         kernel = facts.kernel
-        bound = next(iter(sorted({*kernel.drivers.values()} - {"nvidia"})), None)
+        bound = sorted({*kernel.drivers.values()} - {"nvidia"}, key=lambda name: (name not in DISPLAY, name))
         saw = f"{len(gpus)} NVIDIA GPUs, but NVIDIA's kernel module is not loaded"
         remedy = "modprobe nvidia"
-        if kernel.refusal:
+        # The message about a rejected module does not name it, so it counts less than a driver for screens.
+        if kernel.refusal and not DISPLAY & {*bound}:
             saw, remedy = f"{saw}: the kernel rejected it: {kernel.refusal}", MODULE_KEY
-        elif bound is not None:
-            saw = f"{saw}: {bound} is bound to them"
-            remedy = f"echo blacklist {bound} > /etc/modprobe.d/{bound}.conf; update-initramfs -u; reboot"
+        elif bound:
+            saw, remedy = f"{saw}: {bound[0]} is bound to them", _advise_on_driver(bound[0])
         elif kernel.secure_boot:
             saw, remedy = f"{saw}; Secure Boot rejects unsigned modules", f"modprobe nvidia; or {MODULE_KEY}"
         yield _make_error(saw, remedy)
     elif not facts.host.accelerators:
         yield _make_ok("no NVIDIA GPU and no kernel module: CPU-only images")
+
+
+def _advise_on_driver(bound: str) -> str:
+    if bound not in DISPLAY:
+        return f"if no virtual machine needs them, unbind them from {bound}, then: modprobe nvidia"
+    # Of Debian and of Fedora; where there is neither, nothing is started again.
+    renew = "{ update-initramfs -u || dracut -f; }"
+    return f"echo blacklist {bound} > /etc/modprobe.d/imagematrix-{bound}.conf && {renew} && reboot"
 
 
 def _check_library(facts: NodeFacts) -> Verdicts:
@@ -124,7 +139,7 @@ def _check_library(facts: NodeFacts) -> Verdicts:
         yield _make_warning(
             f"{describe_mismatch(library, driver.version)}: "
             "NVML and images without a driver (driver: host) fail",
-            "reboot, or: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
+            _advise_on_mismatch(facts.modules or ()),
         )
     elif nvml.error == NO_LIBRARY:
         yield _make_warning(
@@ -135,6 +150,14 @@ def _check_library(facts: NodeFacts) -> Verdicts:
         yield _make_warning(f"NVML query failed: {nvml.message}", "nvidia-smi")
     else:
         yield _make_ok(f"NVML works, driver {nvml.driver}")
+
+
+def _advise_on_mismatch(modules: Collection[str]) -> str:
+    loaded = [name for name in MODULES if name in modules]
+    if not loaded:
+        return "reboot"
+    # rmmod goes on after a module that is in use, and then fails: whatever it removed has to come back.
+    return f"reboot, or: rmmod {' '.join(loaded)}; modprobe -a {' '.join(reversed(loaded))}"
 
 
 def _check_uvm(facts: NodeFacts) -> Verdicts:

@@ -291,7 +291,8 @@ def test_reasons_for_a_missing_module_are_reported():
 
     saw, remedy = reported(drivers={ADDRESS: "nouveau"})
     assert saw.endswith("is not loaded: nouveau is bound to them")
-    assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/nouveau.conf")
+    assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/imagematrix-nouveau.conf && ")
+    assert remedy.endswith(" && reboot")
     saw, remedy = reported(refusal="Loading of unsigned module is rejected", secure_boot=True)
     assert saw.endswith("the kernel rejected it: Loading of unsigned module is rejected")
     assert remedy.startswith("mokutil --import")
@@ -299,6 +300,40 @@ def test_reasons_for_a_missing_module_are_reported():
     assert "Secure Boot rejects" in saw
     assert remedy.startswith("modprobe nvidia; or mokutil")
     assert reported(drivers={ADDRESS: "nvidia"})[1] == "modprobe nvidia"
+
+
+def test_gpus_of_virtual_machines_are_not_taken_from_them():
+    (finding,) = bad(replace(kernel(drivers={ADDRESS: "vfio-pci"}), host=host(driver=None), nvml=None))
+    assert finding[2].endswith("is not loaded: vfio-pci is bound to them")
+    assert finding[3] == "if no virtual machine needs them, unbind them from vfio-pci, then: modprobe nvidia"
+
+
+def test_a_driver_for_screens_is_told_before_other_reasons():
+    """A rejected module may be another one: the message does not name it."""
+    facts = kernel(drivers={"0": "abc", "1": "nouveau"}, refusal="Loading of unsigned module is rejected")
+    ((_, _, saw, _),) = bad(replace(facts, host=host(driver=None), nvml=None))
+    assert saw.endswith(": nouveau is bound to them")
+
+
+@pytest.mark.parametrize(
+    ("modules", "remedy"),
+    [
+        (None, "reboot"),
+        (["nvidia", "nvidia_uvm"], "reboot, or: rmmod nvidia_uvm nvidia; modprobe -a nvidia nvidia_uvm"),
+        (
+            ["nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_uvm", "ext4"],
+            (
+                "reboot, or: rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia; "
+                "modprobe -a nvidia nvidia_modeset nvidia_drm nvidia_uvm nvidia_peermem"
+            ),
+        ),
+    ],
+)
+def test_after_a_mismatch_the_modules_that_were_loaded_are_loaded_again(modules, remedy):
+    loaded = modules and frozenset(modules)
+    differs = replace(GOOD, nvml=Nvml(error=18, message="x", library="550.144.03"), modules=loaded)
+    ((check, _, _, told),) = bad(differs)
+    assert (check, told) == ("library", remedy)
 
 
 def test_gpu_instance_without_a_compute_instance_is_reported():
