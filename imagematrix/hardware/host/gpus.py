@@ -9,8 +9,7 @@ import errno
 import re
 
 from imagematrix.common.record import Record, replace
-from imagematrix.common.text import quote_word
-from imagematrix.hardware.host import fabric, nvidia, pci
+from imagematrix.hardware.host import device, fabric, nvidia, pci
 from imagematrix.hardware.host.host import Driver, Gpu, find_duplicate, list_identities
 
 TYPE_CHECKING = False
@@ -327,7 +326,7 @@ def _list_messages(gpu: Gpu, drivers: Mapping[str, str | None], *, complete: boo
     elif gpu.state == "no-node" and gpu.minor is None:
         yield "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
     elif gpu.state == "no-node":
-        yield f"/dev/nvidia{gpu.minor} not found; `nvidia-modprobe -c {quote_word(gpu.minor)}` creates it"
+        yield f"/dev/nvidia{gpu.minor} not found; {device.advise_creation(f'/dev/nvidia{gpu.minor}')}"
     elif gpu.state in MESSAGES:
         yield MESSAGES[gpu.state]
     if gpu.compute is None:
@@ -386,6 +385,5 @@ def _describe_missing(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> l
     missing = [node for node in NEEDED if node not in nodes]
     if not missing:
         return []
-    return [
-        f"missing device nodes: {', '.join(missing)}; CUDA needs them, `nvidia-modprobe -u -c 0` creates them"
-    ]
+    remedies = "; ".join(map(device.advise_creation, missing))
+    return [f"missing device nodes, which CUDA needs: {', '.join(missing)}; {remedies}"]

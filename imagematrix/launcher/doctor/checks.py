@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from imagematrix.common.settings import DOCKER
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
-from imagematrix.hardware.host import fabric
+from imagematrix.hardware.host import device, fabric
 from imagematrix.hardware.host.emulators import FOLDER, format_registration
 from imagematrix.hardware.host.nvidia import describe_mismatch
 from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY
@@ -196,10 +196,10 @@ def _check_nodes(facts: NodeFacts) -> Verdicts:
         yield _make_error(saw, remedy)
     for saw, remedy in facts.doubts if facts.host.driver else ():
         yield _make_warning(f"{saw}; the engine may still have access", remedy)
-    for path, remedy in facts.kernel.stale_nodes:
+    for path in facts.kernel.stale_nodes:
         yield _make_error(
             f"{path} has the major number of another driver: it dates from an earlier load of the module",
-            f"rm {path}; {remedy}",
+            f"`rm {quote_word(path)}`; {device.advise_creation(path)}",
         )
     if facts.host.driver and facts.host.gpus and not (facts.problems or facts.doubts):
         yield _make_ok(f"device nodes {'work' if facts.is_live else 'exist'}")
@@ -421,13 +421,14 @@ def _check_mounts(facts: NodeFacts) -> Verdicts:
 
 def _advise_on_state(gpu: Gpu, kernel: KernelFacts) -> str:
     address = gpu.pci_bus_id or str(gpu.index)
+    node = None if gpu.minor is None else f"/dev/nvidia{gpu.minor}"
     instances = kernel.empty_instances.get(-1 if gpu.minor is None else gpu.minor)
     if gpu.state == "mig-empty" and instances:
         return f"nvidia-smi mig -i {address} -gi {','.join(map(str, instances))} -cci"
     return {
         "lost": f"nvidia-smi --gpu-reset -i {address}, or reboot",
-        "no-permission": f"chmod 0666 /dev/nvidia{gpu.minor}, or grant this user's group or cgroup access",
-        "no-node": "nvidia-smi" if gpu.minor is None else f"nvidia-modprobe -c {gpu.minor}",
+        "no-permission": f"grant this user's group or cgroup access to {node or 'its device node'}",
+        "no-node": device.advise_creation(node) if node else "nvidia-smi",
         "no-module": f"unbind it from its driver, then: echo {address} > /sys/bus/pci/drivers_probe",
         "excluded": "remove it from NVreg_ExcludedGpus in /etc/modprobe.d, then reload the module",
         "failed": f"dmesg | grep -e RmInitAdapter; nvidia-smi --gpu-reset -i {address}, or reboot",

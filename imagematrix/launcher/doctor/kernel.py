@@ -36,11 +36,11 @@ DENIED = re.compile(
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 SELINUX = "sys/fs/selinux/booleans/container_use_devices"
 DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
-# For device nodes: the names of their driver in /proc/devices, and the command that creates the nodes again.
+# For device nodes: the names of their driver in /proc/devices.
 MAJORS = (
-    (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), ("nvidia", "nvidia-frontend"), "nvidia-modprobe -c 0"),
-    (re.compile(r"/dev/nvidia-uvm(-tools)?"), ("nvidia-uvm",), "nvidia-modprobe -u -c 0"),
-    (re.compile(r"/dev/nvidia-caps/.*"), ("nvidia-caps",), "nvidia-modprobe -f FILE"),
+    (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), {"nvidia", "nvidia-frontend"}),
+    (re.compile(r"/dev/nvidia-uvm(-tools)?"), {"nvidia-uvm"}),
+    (re.compile(r"/dev/nvidia-caps/.*"), {"nvidia-caps"}),
 )
 
 
@@ -51,11 +51,10 @@ class KernelFacts:
     `drivers` are those bound to GPUs, by bus address. `secure_boot` states whether the firmware verifies
     signatures, `refusal` is the message about a rejected module. `xids` counts errors by bus address and
     number, `denied_nodes` are device nodes to which a security module denied access; these three are empty if
-    the log cannot be read. `stale_nodes` are device nodes whose major number is not their driver's, each with
-    the command that creates it again. `switches` are the NVSwitches, `fabric_manager` states whether the
-    fabric manager runs, None if the node's processes are hidden. `empty_instances` are the MIG GPU instances
-    without a compute instance, by the GPU's minor. `selinux` states that SELinux denies device nodes to the
-    containers that the engine labels.
+    the log cannot be read. `stale_nodes` are device nodes whose major number is not their driver's.
+    `switches` are the NVSwitches, `fabric_manager` states whether the fabric manager runs, None if the node's
+    processes are hidden. `empty_instances` are the MIG GPU instances without a compute instance, by the GPU's
+    minor. `selinux` states that SELinux denies device nodes to the containers that the engine labels.
     """
 
     drivers: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +62,7 @@ class KernelFacts:
     refusal: str | None = None
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     denied_nodes: tuple[str, ...] = ()
-    stale_nodes: tuple[tuple[str, str], ...] = ()
+    stale_nodes: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     fabric_manager: bool | None = None
     empty_instances: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -134,18 +133,16 @@ def _read_log(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _find_stale_nodes(host: Host, top: Path) -> Iterator[tuple[str, str]]:
+def _find_stale_nodes(host: Host, top: Path) -> Iterator[str]:
     """Yield device nodes from an earlier load of the driver, whose major number belongs to another driver."""
     majors = {name: int(number) for number, name in DEVICE.findall(_read_text(top / "proc/devices"))}
     for path in host.devices:
-        names, remedy = next(
-            ((names, remedy) for form, names, remedy in MAJORS if form.fullmatch(path)), ((), "")
-        )
-        expected = {majors[name] for name in names if name in majors}
+        names: set[str] = next((names for form, names in MAJORS if form.fullmatch(path)), set())
+        expected = {majors[name] for name in names & majors.keys()}
         with contextlib.suppress(OSError):
             node = (top / path.lstrip("/")).stat()
             if expected and stat.S_ISCHR(node.st_mode) and os.major(node.st_rdev) not in expected:
-                yield path, remedy
+                yield path
 
 
 def _find_empty_instances(minor: int, top: Path) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, ProbeError, UsageError
 from imagematrix.hardware.host import cpu, fabric, nvml
+from imagematrix.hardware.host.device import advise_creation
 from imagematrix.hardware.host.gpus import NOT_QUERIED, SANDBOX
 from imagematrix.hardware.host.host import Cpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
@@ -157,10 +158,10 @@ def test_a_module_without_device_nodes(captured, gpu):
     assert only(host).state == "no-node"
     assert host.devices == ()
     assert host.warnings == (
-        "GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; `nvidia-modprobe -c 3` creates it",
+        f"GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; {advise_creation('/dev/nvidia3')}",
         (
-            "missing device nodes: /dev/nvidiactl, /dev/nvidia-uvm; CUDA needs them, "
-            "`nvidia-modprobe -u -c 0` creates them"
+            "missing device nodes, which CUDA needs: /dev/nvidiactl, /dev/nvidia-uvm; "
+            f"{advise_creation('/dev/nvidiactl')}; {advise_creation('/dev/nvidia-uvm')}"
         ),
     )
 
@@ -168,7 +169,7 @@ def test_a_module_without_device_nodes(captured, gpu):
 def test_uvm_alone_is_missing(captured, gpu):
     host = asked(captured(without(gpu(), "dev/nvidia-uvm")), GOOD)
     assert only(host).state == "ok"
-    assert "missing device nodes: /dev/nvidia-uvm;" in host.warnings[0]
+    assert "missing device nodes, which CUDA needs: /dev/nvidia-uvm;" in host.warnings[0]
 
 
 def test_a_tree_without_dev(captured, gpu):
@@ -422,10 +423,10 @@ def test_a_sandbox_without_a_node(captured, gpu):
     host = asked(captured(without(files, "dev/nvidia-uvm")), GOOD)
     assert only(host).state == "no-node"
     assert (
-        host.warnings[0] == "GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; `nvidia-modprobe -c 3` creates it"
+        host.warnings[0] == f"GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; {advise_creation('/dev/nvidia3')}"
     )
     assert host.warnings[1] == SANDBOX
-    assert "missing device nodes: /dev/nvidia-uvm" in host.warnings[2]
+    assert "missing device nodes, which CUDA needs: /dev/nvidia-uvm" in host.warnings[2]
 
 
 def test_nvml_is_not_queried_without_a_module(captured):

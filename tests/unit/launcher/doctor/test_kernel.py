@@ -122,6 +122,4 @@ def test_stale_nodes_of_an_earlier_driver_are_found(put, tmp_path):
             os.mknod(tmp_path / "dev" / name, 0o20600, os.makedev(major, minor))
         except PermissionError:
             pytest.skip("this container may not make device nodes")
-    assert read_kernel_facts(NODE, str(tmp_path)).stale_nodes == (
-        ("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),
-    )
+    assert read_kernel_facts(NODE, str(tmp_path)).stale_nodes == ("/dev/nvidia-uvm",)
