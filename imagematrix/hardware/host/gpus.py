@@ -26,6 +26,7 @@ Dump = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]"]
 Result = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
 
 NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # CUDA needs these besides each GPU's own node
+MISSING = "missing device nodes, which CUDA needs"
 SANDBOX = (
     "NVIDIA kernel module not visible, as in a sandbox (gVisor): driver and GPUs are known from NVML only"
 )
@@ -316,19 +317,23 @@ def _select_gpu_nodes(nodes: Iterable[str]) -> set[str]:
     return {node for node in nodes if re.fullmatch(r"/dev/nvidia\d+", node, re.ASCII)}
 
 
+def describe_state(gpu: Gpu, driver: str | None) -> str | None:
+    """Return the message about the state of a GPU to which `driver` is bound; None if nothing is wrong."""
+    if gpu.state == "no-module" and driver not in {None, NVIDIA}:
+        return f"bound to {driver} instead of the nvidia module; to use it, bind it to nvidia"
+    if gpu.state == "no-module":
+        return "NVIDIA kernel module not loaded; install the driver, or run `modprobe nvidia`"
+    if gpu.state == "no-node" and gpu.minor is None:
+        return "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
+    if gpu.state == "no-node":
+        return f"/dev/nvidia{gpu.minor} not found; {device.advise_creation(f'/dev/nvidia{gpu.minor}')}"
+    return MESSAGES.get(gpu.state)
+
+
 def _list_messages(gpu: Gpu, drivers: Mapping[str, str | None], *, complete: bool) -> Iterator[str]:
     """Yield what is wrong with a GPU or unknown; `drivers` are bound to functions, by their addresses."""
-    driver = drivers.get(gpu.pci_bus_id or "")
-    if gpu.state == "no-module" and driver not in {None, NVIDIA}:
-        yield f"bound to {driver} instead of the nvidia module; to use it, bind it to nvidia"
-    elif gpu.state == "no-module":
-        yield "NVIDIA kernel module not loaded; install the driver, or run `modprobe nvidia`"
-    elif gpu.state == "no-node" and gpu.minor is None:
-        yield "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
-    elif gpu.state == "no-node":
-        yield f"/dev/nvidia{gpu.minor} not found; {device.advise_creation(f'/dev/nvidia{gpu.minor}')}"
-    elif gpu.state in MESSAGES:
-        yield MESSAGES[gpu.state]
+    if problem := describe_state(gpu, drivers.get(gpu.pci_bus_id or "")):
+        yield problem
     if gpu.compute is None:
         yield (
             f"compute capability unknown: PCI device 10de:{gpu.pci_device_id or '????'} is unknown to "
@@ -386,4 +391,4 @@ def _describe_missing(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> l
     if not missing:
         return []
     remedies = "; ".join(map(device.advise_creation, missing))
-    return [f"missing device nodes, which CUDA needs: {', '.join(missing)}; {remedies}"]
+    return [f"{MISSING}: {', '.join(missing)}; {remedies}"]

@@ -13,8 +13,9 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host import device, fabric
 from imagematrix.hardware.host.emulators import FOLDER, format_registration
-from imagematrix.hardware.host.nvidia import describe_mismatch
-from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY
+from imagematrix.hardware.host.gpus import MISSING, describe_state
+from imagematrix.hardware.host.nvidia import RELOAD, describe_mismatch
+from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY, explain_failure
 from imagematrix.images.catalog.warm_up import check_cache_folder
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
 from imagematrix.images.warm.tools import ROOT, load_tools
@@ -240,8 +241,25 @@ def _check_security(facts: NodeFacts) -> Verdicts:
 
 
 def _check_probe(facts: NodeFacts) -> Verdicts:
-    for warning in () if facts.is_live else facts.host.warnings:
-        yield _make_warning(warning, "run `imagematrix doctor` on that node")
+    live = "selections do without what `imagematrix probe` does not know"
+    for warning in facts.host.warnings:
+        if not _is_told_elsewhere(warning, facts):
+            yield _make_warning(warning, live if facts.is_live else "run `imagematrix doctor` on that node")
+
+
+def _is_told_elsewhere(warning: str, facts: NodeFacts) -> bool:
+    """Whether another check reports what a warning of the probe says."""
+    host, nvml, bound = facts.host, facts.nvml, facts.kernel.drivers
+    states = (describe_state(gpu, bound.get(gpu.pci_bus_id or "")) for gpu in host.gpus)
+    if warning.endswith(tuple(f": {state}" for state in states if state)):
+        return True
+    if warning.startswith(MISSING):
+        return bool(facts.problems)
+    if fabric.list_fabric_warnings([warning]):
+        return facts.is_live
+    return nvml is not None and (
+        warning.endswith(RELOAD) or bool(nvml.message and warning == explain_failure(nvml, host.driver))
+    )
 
 
 def _check_persistence(facts: NodeFacts) -> Verdicts:

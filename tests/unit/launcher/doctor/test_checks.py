@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from imagematrix.common.record import replace as replace_record
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.hardware.host.emulators import Emulator, format_registration
+from imagematrix.hardware.host.fabric import REMEDY as FABRIC
+from imagematrix.hardware.host.gpus import MESSAGES, MISSING
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
-from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
+from imagematrix.hardware.host.nvidia import RELOAD
+from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, explain_failure
 from imagematrix.images.engine.containers import ContainerMount, PassedDevices, RunningContainer
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.doctor.checks import CHECKS, make_doctor_document, run_checks
@@ -271,6 +275,51 @@ def test_unusable_accelerators_are_warnings():
     assert (check, severity) == ("accelerators", "warning")
     assert "/dev/dxg: they are behind it" in saw
     assert "--gpus none" in cure
+
+
+LOST = Gpu(index=0, minor=3, pci_bus_id="0000:41:00.0", state="lost")
+HOSTED = replace_record(LOST, state="no-module")
+UNANSWERED = Nvml(error=4, message="denied")
+DIFFERS = replace_record(DRIVER, user_mode="550.144.03")
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_warnings_of_the_probe_are_reported(is_live):
+    warnings = ("CPU flags unknown", "GPU 0: could not read memory size", f"{MISSING}: /dev/nvidia-uvm; load")
+    told = bad(replace(GOOD, host=host(warnings=warnings), is_live=is_live))
+    assert [(check, severity, saw) for check, severity, saw, _ in told] == [
+        ("probe", "warning", warning) for warning in warnings
+    ]
+    assert {remedy.partition(" ")[0] for *_, remedy in told} == {"selections" if is_live else "run"}
+
+
+@pytest.mark.parametrize(
+    ("warning", "check", "changes"),
+    [
+        (f"GPU 0: {MESSAGES['lost']}", "gpus", {"host": host(gpus=(LOST,))}),
+        (
+            "GPU 0: bound to vfio-pci instead of the nvidia module; to use it, bind it to nvidia",
+            "gpus",
+            {
+                "host": host(gpus=(HOSTED,)),
+                "kernel": KernelFacts(drivers={"0000:41:00.0": "vfio-pci"}),
+            },
+        ),
+        (f"{MISSING}: /dev/nvidia-uvm; load", "device-nodes", {"problems": (("/dev/nvidia-uvm: no", "x"),)}),
+        (explain_failure(UNANSWERED, DRIVER), "library", {"nvml": UNANSWERED}),
+        (f"driver mismatch: x; {RELOAD}", "library", {"host": host(driver=DIFFERS)}),
+        (
+            f"no fabric manager running; {FABRIC}",
+            "fabric",
+            {"kernel": KernelFacts(switches=("0000:c1:00.0",), fabric_manager=False)},
+        ),
+    ],
+)
+def test_a_warning_of_the_probe_that_another_check_reports_is_not_told_twice(warning, check, changes):
+    facts = replace(GOOD, **changes)
+    assert [name for name, *_ in bad(facts)] == [check]
+    warned = replace(facts, host=replace_record(facts.host, warnings=(warning,)))
+    assert bad(warned) == bad(facts)
 
 
 def test_every_check_has_a_name():
