@@ -16,6 +16,7 @@ from imagematrix.hardware.host.emulators import FOLDER, format_registration
 from imagematrix.hardware.host.gpus import MISSING, describe_state
 from imagematrix.hardware.host.nvidia import RELOAD, describe_mismatch
 from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY, explain_failure
+from imagematrix.hardware.host.other_accelerators import IGNORED
 from imagematrix.images.catalog.warm_up import check_cache_folder
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
 from imagematrix.images.warm.tools import ROOT, load_tools
@@ -243,7 +244,8 @@ def _check_security(facts: NodeFacts) -> Verdicts:
 def _check_probe(facts: NodeFacts) -> Verdicts:
     live = "selections do without what `imagematrix probe` does not know"
     for warning in facts.host.warnings:
-        if not _is_told_elsewhere(warning, facts):
+        # A screen's GPU beside no other is nothing to mend.
+        if not (warning.endswith(IGNORED) or _is_told_elsewhere(warning, facts)):
             yield _make_warning(warning, live if facts.is_live else "run `imagematrix doctor` on that node")
 
 

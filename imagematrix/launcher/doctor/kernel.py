@@ -26,15 +26,16 @@ XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,4})")
 # Messages about a module without a trusted signature: kernel/module/signing.c and security/lockdown.
 REFUSED = re.compile(
     r"Loading of (?:unsigned module|module with un\S+ \w+) is rejected|unsigned module loading is restricted"
-    r"|Loading of module with unavailable key is rejected"
 )
 # SELinux shows only the last part of a path if it denies access to an inode.
 DENIED = re.compile(
     r"(?:apparmor=\"DENIED\"|avc: +denied).*(?:name|path)=\"(/dev/nvidia[^\"]*)\""
     r"|avc: +denied.* name=\"(nvidia(?:\d+|ctl|-[\w-]+))\".* tclass=chr_file"
 )
-SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-SELINUX = "sys/fs/selinux/booleans/container_use_devices"
+SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+PERMISSIVE = " permissive=1"  # at the end of SELinux's messages about what it let pass
+SELINUX = "/sys/fs/selinux"
+USE_DEVICES = f"{SELINUX}/booleans/container_use_devices"
 DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
 # For device nodes: the names of their driver in /proc/devices.
 MAJORS = (
@@ -80,7 +81,7 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
         if match := XID.search(message):
             key = match[1].lower(), int(match[2])
             xids[key] = xids.get(key, 0) + 1
-        if match := DENIED.search(message):
+        if PERMISSIVE not in message and (match := DENIED.search(message)):
             path, name = match[1], match[2]
             if name:
                 path = f"/dev/nvidia-caps/{name}" if name.startswith("nvidia-cap") else f"/dev/{name}"
@@ -93,11 +94,11 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
                 drivers[gpu.pci_bus_id] = link.readlink().name
     return KernelFacts(
         drivers=drivers,
-        secure_boot=_read_bytes(top / SECURE_BOOT)[-1:] == b"\1",
+        secure_boot=(tree.read_bytes(SECURE_BOOT) or b"")[-1:] == b"\1",
         refusal=next((message for message in log if REFUSED.search(message)), None),
         xids=xids,
         denied_nodes=tuple(filter(None, denied_nodes)),
-        stale_nodes=tuple(_find_stale_nodes(host, top)),
+        stale_nodes=tuple(_find_stale_nodes(host, tree, top)),
         switches=tuple(
             function.bus_id for function in pci.list_functions(tree, functions) if function.is_switch
         ),
@@ -107,7 +108,7 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
             for gpu in host.gpus
             if gpu.minor is not None and (instances := _find_empty_instances(gpu.minor, top))
         },
-        selinux=_read_text(top / SELINUX).startswith("0"),
+        selinux=_denies_devices(tree),
     )
 
 
@@ -133,9 +134,9 @@ def _read_log(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _find_stale_nodes(host: Host, top: Path) -> Iterator[str]:
+def _find_stale_nodes(host: Host, tree: Tree, top: Path) -> Iterator[str]:
     """Yield device nodes from an earlier load of the driver, whose major number belongs to another driver."""
-    majors = {name: int(number) for number, name in DEVICE.findall(_read_text(top / "proc/devices"))}
+    majors = {name: int(number) for number, name in DEVICE.findall(tree.read_text("/proc/devices") or "")}
     for path in host.devices:
         names: set[str] = next((names for form, names in MAJORS if form.fullmatch(path)), set())
         expected = {majors[name] for name in names & majors.keys()}
@@ -156,13 +157,7 @@ def _find_empty_instances(minor: int, top: Path) -> tuple[int, ...]:
     )
 
 
-def _read_text(path: Path) -> str:
-    return _read_bytes(path).decode("utf-8", "replace")
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(1024 * 1024)
-    except OSError:
-        return b""
+def _denies_devices(tree: Tree) -> bool:
+    """Whether SELinux enforces its policy, by which confined containers may not use devices."""
+    enforces, allows = (tree.read_text(path) or "" for path in (f"{SELINUX}/enforce", USE_DEVICES))
+    return enforces.startswith("1") and allows.startswith("0")

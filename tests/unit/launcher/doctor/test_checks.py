@@ -14,6 +14,7 @@ from imagematrix.hardware.host.gpus import MESSAGES, MISSING
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.hardware.host.nvidia import RELOAD
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, explain_failure
+from imagematrix.hardware.host.other_accelerators import IGNORED
 from imagematrix.images.engine.containers import ContainerMount, PassedDevices, RunningContainer
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.doctor.checks import CHECKS, make_doctor_document, run_checks
@@ -291,6 +292,10 @@ def test_warnings_of_the_probe_are_reported(is_live):
         ("probe", "warning", warning) for warning in warnings
     ]
     assert {remedy.partition(" ")[0] for *_, remedy in told} == {"selections" if is_live else "run"}
+
+
+def test_a_gpu_for_a_screen_is_nothing_to_mend():
+    assert bad(replace(GOOD, host=host(warnings=(f"PCI device 8086:9a49: {IGNORED}",)))) == []
 
 
 @pytest.mark.parametrize(
