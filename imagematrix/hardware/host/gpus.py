@@ -137,13 +137,24 @@ def find_gpus(
     if driver is not None and not kernel.loaded:
         warnings.append(SANDBOX)
     if driver is not None:
-        switches = sum(function.is_switch for function in functions)
-        managed = fabric.is_managed(tree) if switches else None
-        problem = fabric.find_fabric_problem(switches, nvml.gpus if nvml else (), managed=managed)
-        warnings += [f"{problem}; {fabric.REMEDY}"] if problem else []
+        warnings += _describe_fabric(tree, functions, merged, nvml)
     if driver is not None or kernel.loaded:
         warnings += _describe_missing(merged, nodes)
     return driver, merged, nodes or (), warnings
+
+
+def _describe_fabric(
+    tree: Tree, functions: tuple[Function, ...], gpus: tuple[Gpu, ...], nvml: Nvml | None
+) -> list[str]:
+    readings: tuple[NvmlGpu, ...] = ()
+    if nvml is not None:
+        from imagematrix.hardware.host.nvml import renumber
+
+        readings = renumber(nvml.gpus, gpus)
+    switches = sum(function.is_switch for function in functions)
+    managed = fabric.is_managed(tree) if switches else None
+    problem = fabric.find_fabric_problem(switches, readings, managed=managed)
+    return [f"{problem}; {fabric.REMEDY}"] if problem else []
 
 
 def _add_shared_memory(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

@@ -15,7 +15,7 @@ from imagematrix.hardware.host import device, fabric
 from imagematrix.hardware.host.emulators import FOLDER, format_registration
 from imagematrix.hardware.host.gpus import MISSING, describe_state
 from imagematrix.hardware.host.nvidia import RELOAD, describe_mismatch
-from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY, explain_failure
+from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY, explain_failure, renumber
 from imagematrix.hardware.host.other_accelerators import IGNORED
 from imagematrix.images.catalog.warm_up import check_cache_folder
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.host.nvml import NvmlGpu
     from imagematrix.launcher.doctor.kernel import KernelFacts
     from imagematrix.launcher.doctor.node_facts import NodeFacts
     from imagematrix.launcher.doctor.pulls import PullSetting
@@ -208,7 +209,7 @@ def _check_nodes(facts: NodeFacts) -> Verdicts:
 
 
 def _check_fabric(facts: NodeFacts) -> Verdicts:
-    gpus = facts.nvml.gpus if facts.nvml else ()
+    gpus = _list_readings(facts)
     count, managed = len(facts.kernel.switches), facts.kernel.fabric_manager
     problem = (
         fabric.find_fabric_problem(count, gpus, managed=managed)
@@ -219,6 +220,10 @@ def _check_fabric(facts: NodeFacts) -> Verdicts:
         yield _make_error(problem, fabric.REMEDY)
     elif count and managed and fabric.READY not in {gpu.fabric for gpu in gpus}:
         yield _make_ok(f"{count} NVSwitches, fabric manager running")
+
+
+def _list_readings(facts: NodeFacts) -> tuple[NvmlGpu, ...]:
+    return renumber(facts.nvml.gpus, facts.host.gpus) if facts.nvml else ()
 
 
 def _check_xids(facts: NodeFacts) -> Verdicts:
@@ -265,7 +270,7 @@ def _is_told_elsewhere(warning: str, facts: NodeFacts) -> bool:
 
 
 def _check_persistence(facts: NodeFacts) -> Verdicts:
-    indices = [str(gpu.index) for gpu in (facts.nvml.gpus if facts.nvml else ()) if gpu.persistence == 0]
+    indices = [str(gpu.index) for gpu in _list_readings(facts) if gpu.persistence == 0]
     if indices:
         yield _make_warning(
             f"persistence mode off for GPU {', '.join(indices)}: the first use of an idle GPU takes seconds",
@@ -395,7 +400,7 @@ def _check_image(facts: NodeFacts) -> Verdicts:
             image.error or "", image.remedy or f"run `imagematrix explain {quote_word(image.name)}`"
         )
         return
-    remedy = f"docker run --rm {image.selected} find / -xdev -name 'libcuda.so.*'"
+    remedy = f"docker run --rm --entrypoint find {image.selected} / -xdev -name 'libcuda.so.*'"
     if image.libcudas is None:
         yield _make_ok(f"{image.selected} fits this node; its files were not examined")
     elif image.mode in ("exact", "compat") and len(image.libcudas) != 1:

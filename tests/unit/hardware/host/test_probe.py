@@ -82,6 +82,12 @@ KTHREADD, MANAGER = {"proc/2/comm": "kthreadd\n"}, {"proc/7/comm": "nv-fabricman
         (SWITCH | KTHREADD, 0, "1 NVSwitches, but no fabric manager"),
         (SWITCH | KTHREADD, 3, None),
         (SWITCH | KTHREADD | MANAGER, None, None),
+        (SWITCH | KTHREADD | MANAGER | {"proc/7/status": "Name:\tx\nUid:\t0\t0\n"}, None, None),
+        (
+            SWITCH | KTHREADD | MANAGER | {"proc/7/status": "Name:\tx\nUid:\t1000\t0\n"},
+            None,
+            "no fabric manager",
+        ),
         (SWITCH, None, None),  # the node's processes are hidden
         (KTHREADD, None, None),
         ({}, 1, "GPU 0 (not started)"),

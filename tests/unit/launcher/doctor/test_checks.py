@@ -155,7 +155,7 @@ def test_a_node_without_gpus_runs_cpu_images():
         ({"image": ImageFacts(name="t:v1", error="none", remedy="pass")}, "image error: none -> pass"),
         (
             {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=("/a", "/b"))},
-            "image error: has /a, /b -> docker run --rm t:x find /",
+            "image error: has /a, /b -> docker run --rm --entrypoint find t:x / -xdev",
         ),
         ({"image": ImageFacts(name="t:v1", selected="t:x", mode="compat")}, "image error: no libcuda -> t:x"),
         (
@@ -424,6 +424,22 @@ def test_nvlink_fabric_state_is_checked(fabric, switches, manager, severity):
     if severity == "error":
         assert "802" in result[0].saw
         assert "nvidia-fabricmanager" in result[0].remedy
+
+
+def test_gpus_that_nvml_counts_have_the_host_s_numbers():
+    """NVML leaves out a GPU that another driver has."""
+    gpus = (
+        Gpu(index=0, minor=None, pci_bus_id=ADDRESS, state="no-module"),
+        Gpu(index=1, minor=0, pci_bus_id="0000:c1:00.0"),
+    )
+    readings = (
+        NvmlGpu(index=0, bus_id="0000:c1:00.0", persistence=0, fabric=1),
+        NvmlGpu(index=1, bus_id="0000:d1:00.0", persistence=0),  # withheld
+    )
+    told = bad(replace(GOOD, host=host(gpus=gpus), nvml=Nvml(driver="550.163.01", gpus=readings)))
+    saws = {check: saw for check, _, saw, _ in told}
+    assert saws["persistence"].startswith("persistence mode off for GPU 1:")
+    assert saws["fabric"].endswith(": GPU 1 (not started)")
 
 
 def test_kernel_log_findings_are_reported():
