@@ -29,7 +29,7 @@ CREATE = {
 }
 
 
-def advise_creation(path: str) -> str:
+def explain_creation(path: str) -> str:
     """Return the remedy for a node of NVIDIA's driver that does not exist."""
     if path in CREATE:
         return CREATE[path]

@@ -40,7 +40,7 @@ def _is_manager(tree: Tree, folder: str) -> bool:
 def find_fabric_problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> str | None:
     """Return why CUDA fails on a node with this many NVSwitches; None if no problem is known.
 
-    `gpus` are NVML's readings with the host's numbers (see `nvml.renumber`), whose fabric state takes
+    `gpus` are NVML's readings with the host's numbers (see `nvml.match_readings`), whose fabric state takes
     precedence. Drivers before branch 530 and the GPUs of older NVSwitch nodes report no state, so `managed`
     decides.
     """

@@ -148,9 +148,9 @@ def _describe_fabric(
 ) -> list[str]:
     readings: tuple[NvmlGpu, ...] = ()
     if nvml is not None:
-        from imagematrix.hardware.host.nvml import renumber
+        from imagematrix.hardware.host.nvml import match_readings
 
-        readings = renumber(nvml.gpus, gpus)
+        readings = match_readings(nvml.gpus, gpus)
     switches = sum(function.is_switch for function in functions)
     managed = fabric.is_managed(tree) if switches else None
     problem = fabric.find_fabric_problem(switches, readings, managed=managed)
@@ -337,7 +337,7 @@ def describe_state(gpu: Gpu, driver: str | None) -> str | None:
     if gpu.state == "no-node" and gpu.minor is None:
         return "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
     if gpu.state == "no-node":
-        return f"/dev/nvidia{gpu.minor} not found; {device.advise_creation(f'/dev/nvidia{gpu.minor}')}"
+        return f"/dev/nvidia{gpu.minor} not found; {device.explain_creation(f'/dev/nvidia{gpu.minor}')}"
     return MESSAGES.get(gpu.state)
 
 
@@ -401,5 +401,5 @@ def _describe_missing(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> l
     missing = [node for node in NEEDED if node not in nodes]
     if not missing:
         return []
-    remedies = "; ".join(map(device.advise_creation, missing))
+    remedies = "; ".join(map(device.explain_creation, missing))
     return [f"{MISSING}: {', '.join(missing)}; {remedies}"]

@@ -143,7 +143,7 @@ def parse_nvml(document: object) -> Nvml:
     )
 
 
-def renumber(readings: Iterable[NvmlGpu], gpus: Iterable[Gpu]) -> tuple[NvmlGpu, ...]:
+def match_readings(readings: Iterable[NvmlGpu], gpus: Iterable[Gpu]) -> tuple[NvmlGpu, ...]:
     """Return NVML's readings of `gpus`, with the numbers that these have in their host.
 
     NVML counts the GPUs that its driver has, a host also those that another driver has.

@@ -93,7 +93,7 @@ def check_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DevicePro
         node = f"{root.rstrip('/')}{path}"
         try:
             if not stat.S_ISCHR(os.stat(node).st_mode):  # noqa: PTH116 - pathlib is slow to import
-                remedy = f"remove it; {device.advise_creation(path)}"
+                remedy = f"remove it; {device.explain_creation(path)}"
                 problems.append(DeviceProblem(path=path, what="not a character device", remedy=remedy))
             elif path.removeprefix("/dev/nvidia").isdigit():
                 device.require_device(node)
@@ -109,7 +109,7 @@ def check_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DevicePro
 def find_absent_nodes(paths: Iterable[str]) -> tuple[DeviceProblem, ...]:
     """Return the problems of missing device nodes."""
     return tuple(
-        DeviceProblem(path=path, what="not found", remedy=device.advise_creation(path)) for path in paths
+        DeviceProblem(path=path, what="not found", remedy=device.explain_creation(path)) for path in paths
     )
 
 

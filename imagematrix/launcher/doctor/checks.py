@@ -15,7 +15,7 @@ from imagematrix.hardware.host import device, fabric
 from imagematrix.hardware.host.emulators import FOLDER, format_registration
 from imagematrix.hardware.host.gpus import MISSING, describe_state
 from imagematrix.hardware.host.nvidia import RELOAD, describe_mismatch
-from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY, explain_failure, renumber
+from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY, explain_failure, match_readings
 from imagematrix.hardware.host.other_accelerators import IGNORED
 from imagematrix.images.catalog.warm_up import check_cache_folder
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
@@ -202,7 +202,7 @@ def _check_nodes(facts: NodeFacts) -> Verdicts:
     for path in facts.kernel.stale_nodes:
         yield _make_error(
             f"{path} has the major number of another driver: it dates from an earlier load of the module",
-            f"`rm {quote_word(path)}`; {device.advise_creation(path)}",
+            f"`rm {quote_word(path)}`; {device.explain_creation(path)}",
         )
     if facts.host.driver and facts.host.gpus and not (facts.problems or facts.doubts):
         yield _make_ok(f"device nodes {'work' if facts.is_live else 'exist'}")
@@ -223,7 +223,7 @@ def _check_fabric(facts: NodeFacts) -> Verdicts:
 
 
 def _list_readings(facts: NodeFacts) -> tuple[NvmlGpu, ...]:
-    return renumber(facts.nvml.gpus, facts.host.gpus) if facts.nvml else ()
+    return match_readings(facts.nvml.gpus, facts.host.gpus) if facts.nvml else ()
 
 
 def _check_xids(facts: NodeFacts) -> Verdicts:
@@ -453,7 +453,7 @@ def _advise_on_state(gpu: Gpu, kernel: KernelFacts) -> str:
     return {
         "lost": f"nvidia-smi --gpu-reset -i {address}, or reboot",
         "no-permission": f"grant this user's group or cgroup access to {node or 'its device node'}",
-        "no-node": device.advise_creation(node) if node else "nvidia-smi",
+        "no-node": device.explain_creation(node) if node else "nvidia-smi",
         "no-module": f"unbind it from its driver, then: echo {address} > /sys/bus/pci/drivers_probe",
         "excluded": "remove it from NVreg_ExcludedGpus in /etc/modprobe.d, then reload the module",
         "failed": f"dmesg | grep -e RmInitAdapter; nvidia-smi --gpu-reset -i {address}, or reboot",

@@ -148,11 +148,11 @@ def _find_daemon_file(user: int) -> str | None:
 def _read_daemon_file(file: str) -> Mapping[str, object] | None:
     """Return a daemon's settings, None if they are unknown; a file that does not exist has none."""
     tree = Tree("/")
-    text = tree.read_text(file, limit=LIMIT)
+    text = tree.read_text(file, limit=LIMIT) or ""
     if tree.warnings or not Path(file).is_absolute():  # closed, or in a folder that is not known
         return None
     try:
-        document = parse_json(text, file) if (text or "").strip() else {}
+        document = parse_json(text, file) if text.strip() else {}
     except UsageError:
         return None
     return document if isinstance(document, dict) else None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, ProbeError, UsageError
 from imagematrix.hardware.host import cpu, fabric, nvml
-from imagematrix.hardware.host.device import advise_creation
+from imagematrix.hardware.host.device import explain_creation
 from imagematrix.hardware.host.gpus import NOT_QUERIED, SANDBOX
 from imagematrix.hardware.host.host import Cpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
@@ -164,10 +164,10 @@ def test_a_module_without_device_nodes(captured, gpu):
     assert only(host).state == "no-node"
     assert host.devices == ()
     assert host.warnings == (
-        f"GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; {advise_creation('/dev/nvidia3')}",
+        f"GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; {explain_creation('/dev/nvidia3')}",
         (
             "missing device nodes, which CUDA needs: /dev/nvidiactl, /dev/nvidia-uvm; "
-            f"{advise_creation('/dev/nvidiactl')}; {advise_creation('/dev/nvidia-uvm')}"
+            f"{explain_creation('/dev/nvidiactl')}; {explain_creation('/dev/nvidia-uvm')}"
         ),
     )
 
@@ -429,7 +429,7 @@ def test_a_sandbox_without_a_node(captured, gpu):
     host = asked(captured(without(files, "dev/nvidia-uvm")), GOOD)
     assert only(host).state == "no-node"
     assert (
-        host.warnings[0] == f"GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; {advise_creation('/dev/nvidia3')}"
+        host.warnings[0] == f"GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; {explain_creation('/dev/nvidia3')}"
     )
     assert host.warnings[1] == SANDBOX
     assert "missing device nodes, which CUDA needs: /dev/nvidia-uvm" in host.warnings[2]

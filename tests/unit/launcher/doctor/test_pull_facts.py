@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compiling import compiled
@@ -86,7 +87,9 @@ def test_a_file_in_etc_is_not_docker_s():
         def run_program(self, *words):
             return "containerd example 2.4.2 c0ffee" if words == ("--version",) else ""
 
-    facts = pull_facts._ask_containerd(Process(), Tree("/"))
+    process: Any = Process()
+    facts = pull_facts._ask_containerd(process, Tree("/"))
+    assert facts is not None
     assert (facts.version, facts.file) == ("2.4.2", "/etc/containerd/containerd.toml")
 
 
