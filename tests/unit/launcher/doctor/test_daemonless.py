@@ -54,11 +54,9 @@ def test_a_store_below_a_folder_that_this_user_may_not_enter_is_reported(tmp_pat
     closed = tmp_path / "closed"
     (closed / "store").mkdir(parents=True)
     closed.chmod(0o700)
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
     os.setresuid(4321, 4321, 0)
     try:
-        with pytest.raises(UsageError, match=f"this user may not write to {closed}"):
+        with pytest.raises(UsageError, match="this user may not write to "):
             daemonless._require_store(str(closed / "store"))
     finally:
         os.setresuid(0, 0, 0)
