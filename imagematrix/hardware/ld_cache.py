@@ -13,6 +13,7 @@ MAGIC = b"glibc-ld.so.cache1.1"
 HEADER = 48  # bytes before the entries
 ENTRY = struct.Struct("<iIIIQ")  # flags, name, path, -, required hardware capabilities
 MOST = 200_000  # entries
+PATHS = 16  # of one library; a real one has a few, for kinds of CPUs
 NAME, PATH = 256, 4096  # bytes of a name and of a path
 
 
@@ -39,6 +40,6 @@ class LoaderCache:
 
     def list_paths(self, name: str) -> Iterator[str]:
         """Yield the paths that the cache has for a library, in the loader's order."""
-        for start in self._places.get(name.encode("utf-8", "replace"), ()):
+        for start in self._places.get(name.encode("utf-8", "replace"), ())[:PATHS]:
             end = self._raw.find(b"\0", start, start + PATH)
             yield self._raw[start : max(end, start)].decode("utf-8", "replace")

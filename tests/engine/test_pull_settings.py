@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 from engines import Engine
 from processes import END_WITH_US
+
+from imagematrix.launcher.doctor.pulls import CTR, TRANSFER, PullSetting, format_drop_in
 
 ROOT = Path(__file__).parents[2]
 FORKY = ROOT / ".cache/engines/docker-forky/bin/containerd"
@@ -79,6 +82,25 @@ def test_a_newer_containerd_falls_back_by_a_setting_of_cri(engine, run_container
     assert ("ctr", "concurrent_layer_fetch_buffer") in settings
     settings = list_settings(engine, without)
     assert {way for way, _ in settings} == {"CRI (without the transfer service)", "ctr"}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_drop_in_keeps_the_settings_of_the_file_that_imports_it(tmp_path, version):
+    subprocess.run([ROOT / "ci/engines", "docker-forky"], check=True)
+    setting = PullSetting(
+        engine="containerd", version="2.4.2", path=CTR, name="max_concurrent_downloads", value=3, advised=9
+    )
+    (tmp_path / "drop-in.toml").write_text(format_drop_in("containerd", [setting]))
+    plugin = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}[version]
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f'version = {version}\nimports = ["{tmp_path}/drop-in.toml"]\n'
+        f'[plugins."{plugin}".containerd.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\n'
+    )
+    dump = subprocess.check_output([FORKY, "--config", file, "config", "dump"], stderr=subprocess.DEVNULL)
+    plugins = tomllib.loads(dump.decode())["plugins"]
+    assert plugins[TRANSFER]["max_concurrent_downloads"] == 9
+    assert "nvidia" in plugins["io.containerd.cri.v1.runtime"]["containerd"]["runtimes"]
 
 
 def test_the_limit_of_docker_is_that_of_its_file(engines):

@@ -98,6 +98,7 @@ FLAG_LISTS = (
 )  # a list of flags contains one of these
 # What CPUID tells kinds of processors apart by (leaf 1), and their flags.
 SAME = ("vendor_id", "cpu family", "model", "stepping", "flags")
+JSON_LIMIT = 1 << 20  # characters of `lscpu -J`, which prints some thousand
 MODELS_NAMED = 4  # further kinds of cores in one machine are not listed
 
 
@@ -211,16 +212,18 @@ def _parse_fields(text: str) -> dict[str, list[str]]:
 
 def _list_lscpu_lines(text: str) -> Iterator[str]:
     """Yield the output of `lscpu -J` as lines of `lscpu`; nothing if it is other JSON."""
+    from collections import deque
+
     from imagematrix.common import json_documents
     from imagematrix.errors import UsageError
 
     try:
-        data = json_documents.parse_json(text, "lscpu -J")
+        data = json_documents.parse_json(text[:JSON_LIMIT], "lscpu -J")
     except UsageError:
         return
-    pending = [data.get("lscpu")] if isinstance(data, dict) else []
+    pending = deque([data.get("lscpu")] if isinstance(data, dict) else [])
     while pending:
-        for item in items if isinstance(items := pending.pop(0), list) else ():
+        for item in items if isinstance(items := pending.popleft(), list) else ():
             if isinstance(item, dict):
                 yield f"{item.get('field')}".rstrip(":") + f": {item.get('data') or ''}"
                 pending.append(item.get("children"))

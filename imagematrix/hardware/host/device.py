@@ -1,4 +1,4 @@
-"""Access to a device, checked without opening it.
+"""Device nodes of NVIDIA's driver: access to one, checked without opening it, and how to create one.
 
 nvidia.ko initialises a GPU when its node is opened, with O_NONBLOCK after the call has returned
 (nvidia_open() in nv.c of NVIDIA's open GPU kernel modules). A successful open therefore proves little, and
@@ -13,8 +13,30 @@ import errno
 import os
 import re
 
+from imagematrix.common.text import quote_word
+
 GPU = re.compile(r"nvidia(\d+)", re.ASCII)  # the name of a GPU's node, with its minor
 DRIVERS = "/proc/devices"  # the major numbers that drivers have registered
+
+CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
+# `nvidia-modprobe -c N` creates the node of minor N and no other; with -u, those of nvidia-uvm.
+UVM = "load the module and create the node: `nvidia-modprobe -u -c 0`"
+CREATE = {
+    "/dev/nvidiactl": "load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c 255`",
+    "/dev/nvidia-uvm": UVM,
+    "/dev/nvidia-uvm-tools": UVM,
+    "/dev/nvidia-modeset": "load the module and create the node: `nvidia-modprobe -m`",
+}
+
+
+def explain_creation(path: str) -> str:
+    """Return the remedy for a node of NVIDIA's driver that does not exist."""
+    if path in CREATE:
+        return CREATE[path]
+    if path.startswith(CAPABILITY):
+        return "create the node: `nvidia-modprobe -f` with its file under /proc/driver/nvidia/capabilities"
+    minor = path.removeprefix("/dev/nvidia")
+    return f"load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c {quote_word(minor)}`"
 
 
 def require_device(path: str) -> None:

@@ -79,6 +79,8 @@ def list_emulators(root: str = "/") -> tuple[Emulator, ...]:
 
 
 def _read_entries(tree: Tree) -> Iterator[Emulator]:
+    if (tree.read_text(f"{FOLDER}/status") or "").startswith("disabled"):  # all at once
+        return
     for name in tree.list_names(FOLDER):
         text = tree.read_text(f"{FOLDER}/{name}") if name not in NO_ENTRIES else None
         if not text or not text.startswith("enabled"):

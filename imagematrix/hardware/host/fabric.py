@@ -16,6 +16,7 @@ WAITING = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
 READY = 3
 MANAGER = "nv-fabricmanage"  # nv-fabricmanager, cut to the 15 characters of /proc/PID/comm
 KTHREADD = ("/proc/2/comm", "kthreadd")
+OF_ROOT = "\nUid:\t0\t"  # in /proc/PID/status, which a captured tree may lack
 REMEDY = "systemctl enable --now nvidia-fabricmanager, in the driver's version"
 
 
@@ -24,15 +25,24 @@ def is_managed(tree: Tree) -> bool | None:
     path, name = KTHREADD  # the second process of every kernel, which a PID namespace and hidepid hide
     if (tree.read_text(path) or "").strip() != name:
         return None
-    processes = (process for process in tree.list_names("/proc") if process.isdecimal())
-    return any((tree.read_text(f"/proc/{process}/comm") or "").strip() == MANAGER for process in processes)
+    folders = (f"/proc/{process}" for process in tree.list_names("/proc") if process.isdecimal())
+    return any(_is_manager(tree, folder) for folder in folders)
+
+
+def _is_manager(tree: Tree, folder: str) -> bool:
+    """Whether a process is the fabric manager; any user can give a process its name."""
+    if (tree.read_text(f"{folder}/comm") or "").strip() != MANAGER:
+        return False
+    status = tree.read_text(f"{folder}/status")
+    return status is None or OF_ROOT in status
 
 
 def find_fabric_problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> str | None:
     """Return why CUDA fails on a node with this many NVSwitches; None if no problem is known.
 
-    `gpus` are NVML's readings, whose fabric state takes precedence. Drivers before branch 530 and the GPUs of
-    older NVSwitch nodes report no state, so `managed` decides.
+    `gpus` are NVML's readings with the host's numbers (see `nvml.match_readings`), whose fabric state takes
+    precedence. Drivers before branch 530 and the GPUs of older NVSwitch nodes report no state, so `managed`
+    decides.
     """
     states = {gpu.index: gpu.fabric for gpu in gpus}
     waiting = [f"GPU {index} ({WAITING[state]})" for index, state in states.items() if state in WAITING]

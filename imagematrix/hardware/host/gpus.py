@@ -9,8 +9,7 @@ import errno
 import re
 
 from imagematrix.common.record import Record, replace
-from imagematrix.common.text import quote_word
-from imagematrix.hardware.host import fabric, nvidia, pci
+from imagematrix.hardware.host import device, fabric, nvidia, pci
 from imagematrix.hardware.host.host import Driver, Gpu, find_duplicate, list_identities
 
 TYPE_CHECKING = False
@@ -27,6 +26,7 @@ Dump = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]"]
 Result = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
 
 NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # CUDA needs these besides each GPU's own node
+MISSING = "missing device nodes, which CUDA needs"
 SANDBOX = (
     "NVIDIA kernel module not visible, as in a sandbox (gVisor): driver and GPUs are known from NVML only"
 )
@@ -137,13 +137,24 @@ def find_gpus(
     if driver is not None and not kernel.loaded:
         warnings.append(SANDBOX)
     if driver is not None:
-        switches = sum(function.is_switch for function in functions)
-        managed = fabric.is_managed(tree) if switches else None
-        problem = fabric.find_fabric_problem(switches, nvml.gpus if nvml else (), managed=managed)
-        warnings += [f"{problem}; {fabric.REMEDY}"] if problem else []
+        warnings += _describe_fabric(tree, functions, merged, nvml)
     if driver is not None or kernel.loaded:
         warnings += _describe_missing(merged, nodes)
     return driver, merged, nodes or (), warnings
+
+
+def _describe_fabric(
+    tree: Tree, functions: tuple[Function, ...], gpus: tuple[Gpu, ...], nvml: Nvml | None
+) -> list[str]:
+    readings: tuple[NvmlGpu, ...] = ()
+    if nvml is not None:
+        from imagematrix.hardware.host.nvml import match_readings
+
+        readings = match_readings(nvml.gpus, gpus)
+    switches = sum(function.is_switch for function in functions)
+    managed = fabric.is_managed(tree) if switches else None
+    problem = fabric.find_fabric_problem(switches, readings, managed=managed)
+    return [f"{problem}; {fabric.REMEDY}"] if problem else []
 
 
 def _add_shared_memory(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
@@ -317,19 +328,23 @@ def _select_gpu_nodes(nodes: Iterable[str]) -> set[str]:
     return {node for node in nodes if re.fullmatch(r"/dev/nvidia\d+", node, re.ASCII)}
 
 
+def describe_state(gpu: Gpu, driver: str | None) -> str | None:
+    """Return the message about the state of a GPU to which `driver` is bound; None if nothing is wrong."""
+    if gpu.state == "no-module" and driver not in {None, NVIDIA}:
+        return f"bound to {driver} instead of the nvidia module; to use it, bind it to nvidia"
+    if gpu.state == "no-module":
+        return "NVIDIA kernel module not loaded; install the driver, or run `modprobe nvidia`"
+    if gpu.state == "no-node" and gpu.minor is None:
+        return "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
+    if gpu.state == "no-node":
+        return f"/dev/nvidia{gpu.minor} not found; {device.explain_creation(f'/dev/nvidia{gpu.minor}')}"
+    return MESSAGES.get(gpu.state)
+
+
 def _list_messages(gpu: Gpu, drivers: Mapping[str, str | None], *, complete: bool) -> Iterator[str]:
     """Yield what is wrong with a GPU or unknown; `drivers` are bound to functions, by their addresses."""
-    driver = drivers.get(gpu.pci_bus_id or "")
-    if gpu.state == "no-module" and driver not in {None, NVIDIA}:
-        yield f"bound to {driver} instead of the nvidia module; to use it, bind it to nvidia"
-    elif gpu.state == "no-module":
-        yield "NVIDIA kernel module not loaded; install the driver, or run `modprobe nvidia`"
-    elif gpu.state == "no-node" and gpu.minor is None:
-        yield "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
-    elif gpu.state == "no-node":
-        yield f"/dev/nvidia{gpu.minor} not found; `nvidia-modprobe -c {quote_word(gpu.minor)}` creates it"
-    elif gpu.state in MESSAGES:
-        yield MESSAGES[gpu.state]
+    if problem := describe_state(gpu, drivers.get(gpu.pci_bus_id or "")):
+        yield problem
     if gpu.compute is None:
         yield (
             f"compute capability unknown: PCI device 10de:{gpu.pci_device_id or '????'} is unknown to "
@@ -386,6 +401,5 @@ def _describe_missing(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> l
     missing = [node for node in NEEDED if node not in nodes]
     if not missing:
         return []
-    return [
-        f"missing device nodes: {', '.join(missing)}; CUDA needs them, `nvidia-modprobe -u -c 0` creates them"
-    ]
+    remedies = "; ".join(map(device.explain_creation, missing))
+    return [f"{MISSING}: {', '.join(missing)}; {remedies}"]

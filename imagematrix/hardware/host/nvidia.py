@@ -31,7 +31,8 @@ MODULE = "/sys/module/nvidia"
 # Open:        NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (...)
 # Proprietary: NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue Jun ...
 BANNER = re.compile(
-    rf"NVRM version:[^\n]*?(Open )?Kernel Module(?: for \S+)?[ \t]+({DRIVER.pattern})(?!\S)", re.ASCII
+    rf"^NVRM version:[^\n]*?(Open )?Kernel Module(?: for \S+)?[ \t]+({DRIVER.pattern})(?!\S)",
+    re.ASCII | re.MULTILINE,
 )
 # In the file `access` of a capability (MIG user guide, "Device nodes and capabilities").
 CAPABILITY = re.compile(r"^DeviceFileMinor:[ \t]*(\d{1,7})$", re.ASCII | re.MULTILINE)

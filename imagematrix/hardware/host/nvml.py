@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host import nvidia, pci
@@ -16,11 +16,11 @@ from imagematrix.hardware.host.host import MigDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from subprocess import Popen
 
     from imagematrix.common.json_documents import Fields
-    from imagematrix.hardware.host.host import Driver
+    from imagematrix.hardware.host.host import Driver, Gpu
 
 TIMEOUT_S = 20.0  # initialising eight idle GPUs takes about ten
 
@@ -140,6 +140,19 @@ def parse_nvml(document: object) -> Nvml:
         driver=fields.get_text_or_none("driver"),
         library=version[1] if version else None,
         gpus=tuple(_read_gpu(gpu) for gpu in fields.list_objects("gpus")),
+    )
+
+
+def match_readings(readings: Iterable[NvmlGpu], gpus: Iterable[Gpu]) -> tuple[NvmlGpu, ...]:
+    """Return NVML's readings of `gpus`, with the numbers that these have in their host.
+
+    NVML counts the GPUs that its driver has, a host also those that another driver has.
+    """
+    numbers = {gpu.pci_bus_id: gpu.index for gpu in gpus if gpu.pci_bus_id}
+    return tuple(
+        reading if reading.bus_id is None else replace(reading, index=numbers[reading.bus_id])
+        for reading in readings
+        if reading.bus_id is None or reading.bus_id in numbers
     )
 
 

@@ -29,6 +29,7 @@ OWN_HEAPS = frozenset({1, 2})  # of a GPU's own memory: HSA_MEM_HEAP_TYPE_FB_PUB
 DIGITS = 20  # of a number with 64 bits
 
 FOREIGN = "images support only NVIDIA GPUs and CPUs"
+IGNORED = "ignored, integrated or for display only"
 UNREAD = "could not read its class"
 NO_GPU = "the module is loaded, but neither the PCI bus nor the module shows a GPU"
 NO_DRIVER = "neither the kernel nor NVML (libnvidia-ml.so.1) reports a GPU for it"
@@ -62,7 +63,7 @@ def find_accelerators(
     if gpus or not ignored:
         return accelerators, []
     kfd = ", with /dev/kfd" if "kfd" in hints.nodes else ""
-    return accelerators, [f"{', '.join(ignored)}{kfd}: ignored, integrated or for display only"]
+    return accelerators, [f"{', '.join(ignored)}{kfd}: {IGNORED}"]
 
 
 def _find_functions(tree: Tree, functions: tuple[Function, ...]) -> Iterator[Accelerator]:

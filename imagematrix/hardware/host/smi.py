@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 LIMIT = 64 * 1024 * 1024  # bytes; the dump of a node with 72 GPUs and all their clocks is about 4 MB
 DEPTH = 32  # of elements; real dumps go 7 deep
 TEXT = 4096  # characters of one element; real ones are one line
-COUNT = 4096  # of GPUs, or of MIG devices in one GPU
+COUNT = 4096  # of GPUs, and of MIG devices
+NAMES = 10_000  # of different elements, which the parser keeps; real dumps have some hundred
 ROOT = "nvidia_smi_log"
 VERSIONS = ("kmd_version", "driver_version")
 SOURCE = "nvidia-smi -q -x"
 LOST = "gpu is lost"
+PROCESSES = frozenset({"processes", "accounted_processes"})  # whose names users choose
 UNSUPPORTED = ("N/A", "[N/A]", "Not Supported", "[Not Supported]")
 # nvidia-smi's words for a vGPU in a guest, and for hosts that provide vGPUs or shared graphics.
 GUEST, HOSTS = "vgpu", frozenset({"host vgpu", "host vsga"})
@@ -106,7 +108,7 @@ class _GpuElement:
 
 
 class _Dump:
-    """A streaming parser of a dump; it keeps only the elements in WANTED, so memory stays small."""
+    """A streaming parser of a dump; it keeps only the elements that are wanted, so memory stays small."""
 
     def __init__(self, where: str) -> None:
         self.versions: dict[str, str] = {}
@@ -115,11 +117,13 @@ class _Dump:
         self._path: list[str] = []
         self._text: list[str] = []
         self._length = 0
+        self._mig_devices = 0
+        self._names: dict[str, str] = {}
 
     def feed(self, raw: bytes) -> None:
         from xml.parsers import expat
 
-        parser = expat.ParserCreate()
+        parser = expat.ParserCreate(intern=self._names)
         parser.StartElementHandler = self._start_element
         parser.EndElementHandler = self._end_element
         parser.CharacterDataHandler = self._add_text
@@ -144,15 +148,18 @@ class _Dump:
         self._text, self._length = [], 0
         if len(self._path) > DEPTH:
             raise UsageError(f"{self._where}: not the output of `{SOURCE}`: nested too deeply")
+        if len(self._names) > NAMES:
+            raise UsageError(f"{self._where}: not the output of `{SOURCE}`: too many names of elements")
         if self._path == [ROOT, "gpu"]:
-            self._require_room(self.gpus)
+            self._require_room(len(self.gpus))
             self.gpus.append(_GpuElement(attributes.get("id", "")))
         elif self._path == [ROOT, "gpu", "mig_devices", "mig_device"]:
-            self._require_room(self.gpus[-1].mig)
+            self._require_room(self._mig_devices)
+            self._mig_devices += 1
             self.gpus[-1].mig.append({})
 
-    def _require_room(self, items: list[_GpuElement] | list[dict[str, str]]) -> None:
-        if len(items) >= COUNT:
+    def _require_room(self, count: int) -> None:
+        if count >= COUNT:
             raise UsageError(f"{self._where}: not the output of `{SOURCE}`: too many GPUs or MIG devices")
 
     def _add_text(self, text: str) -> None:
@@ -165,13 +172,13 @@ class _Dump:
         self._text = []
         if path[1:2] == ["gpu"]:
             self._add_fact(path[2:], text)
-        elif len(path) == 2:  # noqa: PLR2004 - a field next to the GPUs
+        elif path[1:] and path[1] in VERSIONS and not path[2:]:  # a field next to the GPUs
             self.versions.setdefault(path[1], text)
         path.pop()
 
     def _add_fact(self, path: list[str], text: str) -> None:
         gpu = self.gpus[-1]
-        gpu.lost = gpu.lost or LOST in text.lower()
+        gpu.lost = gpu.lost or (LOST in text.lower() and PROCESSES.isdisjoint(path))
         if path[:2] == ["mig_devices", "mig_device"]:
             values, key = gpu.mig[-1], WANTED_MIG.get("/".join(path[2:]))
         else:

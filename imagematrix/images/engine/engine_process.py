@@ -34,7 +34,7 @@ class EngineProcess:
         os.close(self._folder)
 
     def read_name(self) -> str:
-        """Return the name of the file that it was started from, which arguments do not change."""
+        """Return its name: that of the file that it was started from, unless it gave itself another."""
         return os.fsdecode(self._read_file("comm")).strip()
 
     def read_words(self) -> list[str]:

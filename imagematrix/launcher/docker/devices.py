@@ -11,7 +11,6 @@ import os
 import stat
 
 from imagematrix.common.record import Record
-from imagematrix.common.text import quote_word
 from imagematrix.errors import ProbeError
 from imagematrix.hardware.host import device
 
@@ -24,14 +23,7 @@ if TYPE_CHECKING:
 # CUDA needs the first two for every GPU; the others serve debuggers and profilers, and graphics.
 ALWAYS = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 WHERE_PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
 
-CREATE = {
-    "/dev/nvidiactl": "load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c 255`",
-    "/dev/nvidia-uvm": "load the module and create the node: `nvidia-modprobe -u -c 0`",
-    "/dev/nvidia-uvm-tools": "load the module and create the node: `nvidia-modprobe -u -c 0`",
-    "/dev/nvidia-modeset": "load the module and create the node: `nvidia-modprobe -m`",
-}
 PERMISSION = "grant this user access: through the node's group, a udev rule, or the devices cgroup"
 NO_DRIVER = "load the driver (`modprobe nvidia`), and check the kernel log for errors of the GPU"
 
@@ -88,7 +80,7 @@ def list_device_nodes(host: Host, gpus: Iterable[Gpu]) -> tuple[str, ...]:
                     remedy="probe the node again with driver loaded and MIG enabled, "
                     "or pass a GPU without MIG",
                 )
-            paths += [f"{CAPABILITY}{minor}" for minor in part.capabilities]
+            paths += [f"{device.CAPABILITY}{minor}" for minor in part.capabilities]
     if not paths:
         return ()
     present = [path for path in WHERE_PRESENT if path in host.devices]
@@ -106,13 +98,13 @@ def check_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DevicePro
         node = f"{root.rstrip('/')}{path}"
         try:
             if not stat.S_ISCHR(os.stat(node).st_mode):  # noqa: PTH116 - pathlib is slow to import
-                remedy = f"remove it; {_advise_creation(path)}"
+                remedy = f"remove it; {device.explain_creation(path)}"
                 problems.append(DeviceProblem(path=path, what="not a character device", remedy=remedy))
             elif path.removeprefix("/dev/nvidia").isdigit():
                 device.require_device(node)
             else:
                 # Opening these wakes no GPU. Capabilities are only ever read.
-                access = os.O_RDONLY if path.startswith(CAPABILITY) else os.O_RDWR
+                access = os.O_RDONLY if path.startswith(device.CAPABILITY) else os.O_RDWR
                 os.close(os.open(node, access | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError as error:
             problems.append(_describe_problem(path, error))
@@ -121,7 +113,9 @@ def check_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DevicePro
 
 def find_absent_nodes(paths: Iterable[str]) -> tuple[DeviceProblem, ...]:
     """Return the problems of missing device nodes."""
-    return tuple(DeviceProblem(path=path, what="not found", remedy=_advise_creation(path)) for path in paths)
+    return tuple(
+        DeviceProblem(path=path, what="not found", remedy=device.explain_creation(path)) for path in paths
+    )
 
 
 def require_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DeviceProblem, ...]:
@@ -142,12 +136,3 @@ def _describe_problem(path: str, error: OSError) -> DeviceProblem:
     if error.errno in (errno.ENXIO, errno.ENODEV):
         return DeviceProblem(path=path, what="no driver attached", remedy=NO_DRIVER)
     return DeviceProblem(path=path, what=f"cannot open: {error.strerror}", remedy=NO_DRIVER)
-
-
-def _advise_creation(path: str) -> str:
-    if path in CREATE:
-        return CREATE[path]
-    if path.startswith(CAPABILITY):
-        return "create the node: `nvidia-modprobe -f` with its file under /proc/driver/nvidia/capabilities"
-    minor = path.removeprefix("/dev/nvidia")
-    return f"load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c {quote_word(minor)}`"

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from imagematrix.common.settings import DOCKER
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
-from imagematrix.hardware.host import fabric
+from imagematrix.hardware.host import device, fabric
 from imagematrix.hardware.host.emulators import FOLDER, format_registration
-from imagematrix.hardware.host.nvidia import describe_mismatch
-from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY
+from imagematrix.hardware.host.gpus import MISSING, describe_state
+from imagematrix.hardware.host.nvidia import RELOAD, describe_mismatch
+from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY, explain_failure, match_readings
+from imagematrix.hardware.host.other_accelerators import IGNORED
 from imagematrix.images.catalog.warm_up import check_cache_folder
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
 from imagematrix.images.warm.tools import ROOT, load_tools
@@ -24,9 +26,10 @@ from imagematrix.launcher.gpu_claims import pods
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.host.nvml import NvmlGpu
     from imagematrix.launcher.doctor.kernel import KernelFacts
     from imagematrix.launcher.doctor.node_facts import NodeFacts
     from imagematrix.launcher.doctor.pulls import PullSetting
@@ -41,6 +44,13 @@ DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu",
 OF_A_SAVED_HOST = frozenset({"module", "gpus", "accelerators", "device-nodes", "probe", "image", "caches"})
 XIDS = "https://docs.nvidia.com/deploy/xid-errors/"
 MODULE_KEY = "mokutil --import the module's signing key, reboot and enrol it, then: modprobe nvidia"
+
+DISPLAY = frozenset({"nouveau", "nvidiafb"})  # drivers for screens, which NVIDIA's takes the place of
+# NVIDIA's modules, each before those that it uses.
+MODULES = (
+    *("nvidia_vgpu_vfio", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
+    *("nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia"),
+)
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
@@ -100,19 +110,27 @@ def _check_module(facts: NodeFacts) -> Verdicts:
         yield _make_ok(f"kernel module {driver.version} loaded")
     elif gpus:
         kernel = facts.kernel
-        bound = next(iter(sorted({*kernel.drivers.values()} - {"nvidia"})), None)
+        bound = sorted({*kernel.drivers.values()} - {"nvidia"}, key=lambda name: (name not in DISPLAY, name))
         saw = f"{len(gpus)} NVIDIA GPUs, but NVIDIA's kernel module is not loaded"
         remedy = "modprobe nvidia"
-        if kernel.refusal:
+        # The message about a rejected module does not name it, so it counts less than a driver for screens.
+        if kernel.refusal and not DISPLAY & {*bound}:
             saw, remedy = f"{saw}: the kernel rejected it: {kernel.refusal}", MODULE_KEY
-        elif bound is not None:
-            saw = f"{saw}: {bound} is bound to them"
-            remedy = f"echo blacklist {bound} > /etc/modprobe.d/{bound}.conf; update-initramfs -u; reboot"
+        elif bound:
+            saw, remedy = f"{saw}: {bound[0]} is bound to them", _advise_on_driver(bound[0])
         elif kernel.secure_boot:
             saw, remedy = f"{saw}; Secure Boot rejects unsigned modules", f"modprobe nvidia; or {MODULE_KEY}"
         yield _make_error(saw, remedy)
     elif not facts.host.accelerators:
         yield _make_ok("no NVIDIA GPU and no kernel module: CPU-only images")
+
+
+def _advise_on_driver(bound: str) -> str:
+    if bound not in DISPLAY:
+        return f"if no virtual machine needs them, unbind them from {bound}, then: modprobe nvidia"
+    # Of Debian and of Fedora; where there is neither, nothing is started again.
+    renew = "{ update-initramfs -u || dracut -f; }"
+    return f"echo blacklist {bound} > /etc/modprobe.d/imagematrix-{bound}.conf && {renew} && reboot"
 
 
 def _check_library(facts: NodeFacts) -> Verdicts:
@@ -124,7 +142,7 @@ def _check_library(facts: NodeFacts) -> Verdicts:
         yield _make_warning(
             f"{describe_mismatch(library, driver.version)}: "
             "NVML and images without a driver (driver: host) fail",
-            "reboot, or: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
+            _advise_on_mismatch(facts.modules or ()),
         )
     elif nvml.error == NO_LIBRARY:
         yield _make_warning(
@@ -135,6 +153,14 @@ def _check_library(facts: NodeFacts) -> Verdicts:
         yield _make_warning(f"NVML query failed: {nvml.message}", "nvidia-smi")
     else:
         yield _make_ok(f"NVML works, driver {nvml.driver}")
+
+
+def _advise_on_mismatch(modules: Collection[str]) -> str:
+    loaded = [name for name in MODULES if name in modules]
+    if not loaded:
+        return "reboot"
+    # rmmod goes on after a module that is in use, and then fails: whatever it removed has to come back.
+    return f"reboot, or: rmmod {' '.join(loaded)}; modprobe -a {' '.join(reversed(loaded))}"
 
 
 def _check_uvm(facts: NodeFacts) -> Verdicts:
@@ -173,17 +199,17 @@ def _check_nodes(facts: NodeFacts) -> Verdicts:
         yield _make_error(saw, remedy)
     for saw, remedy in facts.doubts if facts.host.driver else ():
         yield _make_warning(f"{saw}; the engine may still have access", remedy)
-    for path, remedy in facts.kernel.stale_nodes:
+    for path in facts.kernel.stale_nodes:
         yield _make_error(
             f"{path} has the major number of another driver: it dates from an earlier load of the module",
-            f"rm {path}; {remedy}",
+            f"`rm {quote_word(path)}`; {device.explain_creation(path)}",
         )
     if facts.host.driver and facts.host.gpus and not (facts.problems or facts.doubts):
         yield _make_ok(f"device nodes {'work' if facts.is_live else 'exist'}")
 
 
 def _check_fabric(facts: NodeFacts) -> Verdicts:
-    gpus = facts.nvml.gpus if facts.nvml else ()
+    gpus = _list_readings(facts)
     count, managed = len(facts.kernel.switches), facts.kernel.fabric_manager
     problem = (
         fabric.find_fabric_problem(count, gpus, managed=managed)
@@ -194,6 +220,10 @@ def _check_fabric(facts: NodeFacts) -> Verdicts:
         yield _make_error(problem, fabric.REMEDY)
     elif count and managed and fabric.READY not in {gpu.fabric for gpu in gpus}:
         yield _make_ok(f"{count} NVSwitches, fabric manager running")
+
+
+def _list_readings(facts: NodeFacts) -> tuple[NvmlGpu, ...]:
+    return match_readings(facts.nvml.gpus, facts.host.gpus) if facts.nvml else ()
 
 
 def _check_xids(facts: NodeFacts) -> Verdicts:
@@ -217,12 +247,30 @@ def _check_security(facts: NodeFacts) -> Verdicts:
 
 
 def _check_probe(facts: NodeFacts) -> Verdicts:
-    for warning in () if facts.is_live else facts.host.warnings:
-        yield _make_warning(warning, "run `imagematrix doctor` on that node")
+    live = "selections do without what `imagematrix probe` does not know"
+    for warning in facts.host.warnings:
+        # A screen's GPU beside no other is nothing to mend.
+        if not (warning.endswith(IGNORED) or _is_told_elsewhere(warning, facts)):
+            yield _make_warning(warning, live if facts.is_live else "run `imagematrix doctor` on that node")
+
+
+def _is_told_elsewhere(warning: str, facts: NodeFacts) -> bool:
+    """Whether another check reports what a warning of the probe says."""
+    host, nvml, bound = facts.host, facts.nvml, facts.kernel.drivers
+    states = (describe_state(gpu, bound.get(gpu.pci_bus_id or "")) for gpu in host.gpus)
+    if warning.endswith(tuple(f": {state}" for state in states if state)):
+        return True
+    if warning.startswith(MISSING):
+        return bool(facts.problems)
+    if fabric.list_fabric_warnings([warning]):
+        return facts.is_live
+    return nvml is not None and (
+        warning.endswith(RELOAD) or bool(nvml.message and warning == explain_failure(nvml, host.driver))
+    )
 
 
 def _check_persistence(facts: NodeFacts) -> Verdicts:
-    indices = [str(gpu.index) for gpu in (facts.nvml.gpus if facts.nvml else ()) if gpu.persistence == 0]
+    indices = [str(gpu.index) for gpu in _list_readings(facts) if gpu.persistence == 0]
     if indices:
         yield _make_warning(
             f"persistence mode off for GPU {', '.join(indices)}: the first use of an idle GPU takes seconds",
@@ -352,7 +400,7 @@ def _check_image(facts: NodeFacts) -> Verdicts:
             image.error or "", image.remedy or f"run `imagematrix explain {quote_word(image.name)}`"
         )
         return
-    remedy = f"docker run --rm {image.selected} find / -xdev -name 'libcuda.so.*'"
+    remedy = f"docker run --rm --entrypoint find {image.selected} / -xdev -name 'libcuda.so.*'"
     if image.libcudas is None:
         yield _make_ok(f"{image.selected} fits this node; its files were not examined")
     elif image.mode in ("exact", "compat") and len(image.libcudas) != 1:
@@ -398,13 +446,14 @@ def _check_mounts(facts: NodeFacts) -> Verdicts:
 
 def _advise_on_state(gpu: Gpu, kernel: KernelFacts) -> str:
     address = gpu.pci_bus_id or str(gpu.index)
+    node = None if gpu.minor is None else f"/dev/nvidia{gpu.minor}"
     instances = kernel.empty_instances.get(-1 if gpu.minor is None else gpu.minor)
     if gpu.state == "mig-empty" and instances:
         return f"nvidia-smi mig -i {address} -gi {','.join(map(str, instances))} -cci"
     return {
         "lost": f"nvidia-smi --gpu-reset -i {address}, or reboot",
-        "no-permission": f"chmod 0666 /dev/nvidia{gpu.minor}, or grant this user's group or cgroup access",
-        "no-node": "nvidia-smi" if gpu.minor is None else f"nvidia-modprobe -c {gpu.minor}",
+        "no-permission": f"grant this user's group or cgroup access to {node or 'its device node'}",
+        "no-node": device.explain_creation(node) if node else "nvidia-smi",
         "no-module": f"unbind it from its driver, then: echo {address} > /sys/bus/pci/drivers_probe",
         "excluded": "remove it from NVreg_ExcludedGpus in /etc/modprobe.d, then reload the module",
         "failed": f"dmesg | grep -e RmInitAdapter; nvidia-smi --gpu-reset -i {address}, or reboot",

@@ -93,7 +93,8 @@ def _find_driver_setting() -> str | None:
 
 def _require_store(path: str) -> str:
     """Return the folder of images; raise UsageError if this user cannot write to it."""
-    existing = next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())
+    # Path.exists() raises PermissionError below a closed folder.
+    existing = next(folder for folder in (Path(path), *Path(path).parents) if os.path.exists(folder))  # noqa: PTH110
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(
             f"the store {path}: this user may not write to {existing}", remedy="set IMAGEMATRIX_STORE"

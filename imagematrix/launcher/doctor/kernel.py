@@ -26,21 +26,22 @@ XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,4})")
 # Messages about a module without a trusted signature: kernel/module/signing.c and security/lockdown.
 REFUSED = re.compile(
     r"Loading of (?:unsigned module|module with un\S+ \w+) is rejected|unsigned module loading is restricted"
-    r"|Loading of module with unavailable key is rejected"
 )
 # SELinux shows only the last part of a path if it denies access to an inode.
 DENIED = re.compile(
     r"(?:apparmor=\"DENIED\"|avc: +denied).*(?:name|path)=\"(/dev/nvidia[^\"]*)\""
     r"|avc: +denied.* name=\"(nvidia(?:\d+|ctl|-[\w-]+))\".* tclass=chr_file"
 )
-SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-SELINUX = "sys/fs/selinux/booleans/container_use_devices"
+SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+PERMISSIVE = " permissive=1"  # at the end of SELinux's messages about what it let pass
+SELINUX = "/sys/fs/selinux"
+USE_DEVICES = f"{SELINUX}/booleans/container_use_devices"
 DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
-# For device nodes: the names of their driver in /proc/devices, and the command that creates the nodes again.
+# For device nodes: the names of their driver in /proc/devices.
 MAJORS = (
-    (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), ("nvidia", "nvidia-frontend"), "nvidia-modprobe -c 0"),
-    (re.compile(r"/dev/nvidia-uvm(-tools)?"), ("nvidia-uvm",), "nvidia-modprobe -u -c 0"),
-    (re.compile(r"/dev/nvidia-caps/.*"), ("nvidia-caps",), "nvidia-modprobe -f FILE"),
+    (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), {"nvidia", "nvidia-frontend"}),
+    (re.compile(r"/dev/nvidia-uvm(-tools)?"), {"nvidia-uvm"}),
+    (re.compile(r"/dev/nvidia-caps/.*"), {"nvidia-caps"}),
 )
 
 
@@ -51,11 +52,10 @@ class KernelFacts:
     `drivers` are those bound to GPUs, by bus address. `secure_boot` states whether the firmware verifies
     signatures, `refusal` is the message about a rejected module. `xids` counts errors by bus address and
     number, `denied_nodes` are device nodes to which a security module denied access; these three are empty if
-    the log cannot be read. `stale_nodes` are device nodes whose major number is not their driver's, each with
-    the command that creates it again. `switches` are the NVSwitches, `fabric_manager` states whether the
-    fabric manager runs, None if the node's processes are hidden. `empty_instances` are the MIG GPU instances
-    without a compute instance, by the GPU's minor. `selinux` states that SELinux denies device nodes to the
-    containers that the engine labels.
+    the log cannot be read. `stale_nodes` are device nodes whose major number is not their driver's.
+    `switches` are the NVSwitches, `fabric_manager` states whether the fabric manager runs, None if the node's
+    processes are hidden. `empty_instances` are the MIG GPU instances without a compute instance, by the GPU's
+    minor. `selinux` states that SELinux denies device nodes to the containers that the engine labels.
     """
 
     drivers: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class KernelFacts:
     refusal: str | None = None
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     denied_nodes: tuple[str, ...] = ()
-    stale_nodes: tuple[tuple[str, str], ...] = ()
+    stale_nodes: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     fabric_manager: bool | None = None
     empty_instances: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
         if match := XID.search(message):
             key = match[1].lower(), int(match[2])
             xids[key] = xids.get(key, 0) + 1
-        if match := DENIED.search(message):
+        if PERMISSIVE not in message and (match := DENIED.search(message)):
             path, name = match[1], match[2]
             if name:
                 path = f"/dev/nvidia-caps/{name}" if name.startswith("nvidia-cap") else f"/dev/{name}"
@@ -94,11 +94,11 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
                 drivers[gpu.pci_bus_id] = link.readlink().name
     return KernelFacts(
         drivers=drivers,
-        secure_boot=_read_bytes(top / SECURE_BOOT)[-1:] == b"\1",
+        secure_boot=(tree.read_bytes(SECURE_BOOT) or b"")[-1:] == b"\1",
         refusal=next((message for message in log if REFUSED.search(message)), None),
         xids=xids,
         denied_nodes=tuple(filter(None, denied_nodes)),
-        stale_nodes=tuple(_find_stale_nodes(host, top)),
+        stale_nodes=tuple(_find_stale_nodes(host, tree, top)),
         switches=tuple(
             function.bus_id for function in pci.list_functions(tree, functions) if function.is_switch
         ),
@@ -108,7 +108,7 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
             for gpu in host.gpus
             if gpu.minor is not None and (instances := _find_empty_instances(gpu.minor, top))
         },
-        selinux=_read_text(top / SELINUX).startswith("0"),
+        selinux=_denies_devices(tree),
     )
 
 
@@ -134,18 +134,16 @@ def _read_log(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _find_stale_nodes(host: Host, top: Path) -> Iterator[tuple[str, str]]:
+def _find_stale_nodes(host: Host, tree: Tree, top: Path) -> Iterator[str]:
     """Yield device nodes from an earlier load of the driver, whose major number belongs to another driver."""
-    majors = {name: int(number) for number, name in DEVICE.findall(_read_text(top / "proc/devices"))}
+    majors = {name: int(number) for number, name in DEVICE.findall(tree.read_text("/proc/devices") or "")}
     for path in host.devices:
-        names, remedy = next(
-            ((names, remedy) for form, names, remedy in MAJORS if form.fullmatch(path)), ((), "")
-        )
-        expected = {majors[name] for name in names if name in majors}
+        names: set[str] = next((names for form, names in MAJORS if form.fullmatch(path)), set())
+        expected = {majors[name] for name in names & majors.keys()}
         with contextlib.suppress(OSError):
             node = (top / path.lstrip("/")).stat()
             if expected and stat.S_ISCHR(node.st_mode) and os.major(node.st_rdev) not in expected:
-                yield path, remedy
+                yield path
 
 
 def _find_empty_instances(minor: int, top: Path) -> tuple[int, ...]:
@@ -159,13 +157,7 @@ def _find_empty_instances(minor: int, top: Path) -> tuple[int, ...]:
     )
 
 
-def _read_text(path: Path) -> str:
-    return _read_bytes(path).decode("utf-8", "replace")
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(1024 * 1024)
-    except OSError:
-        return b""
+def _denies_devices(tree: Tree) -> bool:
+    """Whether SELinux enforces its policy, by which confined containers may not use devices."""
+    enforces, allows = (tree.read_text(path) or "" for path in (f"{SELINUX}/enforce", USE_DEVICES))
+    return enforces.startswith("1") and allows.startswith("0")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from imagematrix.common.json_documents import parse_natural, read_json
+from imagematrix.common.json_documents import parse_json, parse_natural
 from imagematrix.common.programs import find_program, read_output
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.tree import Tree
@@ -27,12 +26,13 @@ from imagematrix.launcher.doctor.pulls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 TIMEOUT_S = 10
 DAEMON_FILE = "/etc/docker/daemon.json"
-# The containerd that dockerd starts for itself: what it pulls, dockerd pulls.
-DOCKERS_OWN = "/containerd/containerd.toml"
+# The file that dockerd writes for the containerd that it starts: what that one pulls, dockerd pulls. It is in
+# the folder of dockerd's sockets, and that of an administrator in /etc.
+DOCKERS_OWN, ADMINISTRATORS = "/containerd/containerd.toml", "/etc/"
 LIMIT = 1 << 20  # bytes
 
 
@@ -62,7 +62,7 @@ def _read_containerds(tree: Tree) -> Iterator[ContainerdFacts]:
 
 def _ask_containerd(process: EngineProcess, tree: Tree) -> ContainerdFacts | None:
     file = _find_option(process.read_words(), "--config", "-config", "-c")
-    if (file or "").endswith(DOCKERS_OWN):
+    if file and file.endswith(DOCKERS_OWN) and not file.startswith(ADMINISTRATORS):
         return None
     _, _, version, *_ = process.run_program("--version").split()  # after the name and the module
     config = tomllib.loads(process.run_program(*(("--config", file) if file else ()), "config", "dump"))
@@ -107,44 +107,61 @@ def _read_downloads(docker: DockerFacts) -> DockerFacts | None:
         daemon = _read_daemon(listener)
     except OSError:
         return None
+    unknown = replace(docker, is_configured_here=False)
     if daemon is None:
-        return replace(docker, is_configured_here=False)
+        return unknown
     words, user = daemon
-    file = _find_option(words, "--config-file") or _find_daemon_file(user)
-    if file is None:
-        return replace(docker, is_configured_here=False)
     flag = _find_option(words, f"--{DOCKER_DOWNLOADS}")
     if flag is not None:
         return replace(docker, downloads=parse_natural(flag))
-    document: object = None
-    with contextlib.suppress(UsageError):
-        document = read_json(file, limit=LIMIT)
-    value = document.get(DOCKER_DOWNLOADS) if isinstance(document, dict) else None
+    file = _find_option(words, "--config-file") or _find_daemon_file(user)
+    document = _read_daemon_file(file) if file else None
+    if document is None:
+        return unknown
     # In the file, dockerd does not tell 0 from a value that is absent (MergeDaemonConfigurations).
-    return replace(docker, downloads=parse_natural(str(value)) or None)
+    return replace(docker, downloads=parse_natural(str(document.get(DOCKER_DOWNLOADS))) or None)
 
 
-def _read_daemon(listener: int) -> tuple[list[str], int | None] | None:
+def _read_daemon(listener: int) -> tuple[list[str], int] | None:
     """Return the command line and the user of the daemon at a socket, None if it is not certain which it is.
 
+    Anybody can call a process dockerd, so those of other users but root do not count.
     systemd listens for the daemon, which then gets the socket (`dockerd -H fd://`).
     """
     with EngineProcess(listener) as process:
         if process.read_name() == DOCKERD:
-            return process.read_words(), min(process.read_users(), default=None)
+            user, *others = process.read_users()
+            is_trusted = user in {0, os.geteuid()} and not others
+            return (process.read_words(), user) if is_trusted else None
     commands = engine_process.read_command_lines(DOCKERD)
     return (next(iter(commands.values())), os.geteuid()) if len(commands) == 1 else None
 
 
-def _find_daemon_file(user: int | None) -> str | None:
-    """Return the file that a user's daemon reads by default, None if it is not known."""
+def _find_daemon_file(user: int) -> str | None:
+    """Return the file that a daemon of root or of this user reads by default, None if it is not known."""
     if user == 0:
         return DAEMON_FILE
-    return str(_get_config_folder() / "docker/daemon.json") if user == os.geteuid() else None
+    folder = _find_config_folder()
+    return str(folder / "docker/daemon.json") if folder else None
 
 
-def _get_config_folder() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+def _read_daemon_file(file: str) -> Mapping[str, object] | None:
+    """Return a daemon's settings, None if they are unknown; a file that does not exist has none."""
+    tree = Tree("/")
+    text = tree.read_text(file, limit=LIMIT) or ""
+    if tree.warnings or not Path(file).is_absolute():  # closed, or in a folder that is not known
+        return None
+    try:
+        document = parse_json(text, file) if text.strip() else {}
+    except UsageError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _find_config_folder() -> Path | None:
+    """Return the folder of this user's settings, None for a user without a home."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111
+    return folder if folder.is_absolute() else None
 
 
 def _read_podman() -> PodmanFacts | None:
@@ -156,11 +173,12 @@ def _read_podman() -> PodmanFacts | None:
     except (OSError, subprocess.SubprocessError):
         return None
     copies: object = None
+    tree = Tree("/")
     for path in _list_podman_files():
         try:
-            engine = tomllib.loads(path.read_text(encoding="utf-8")).get("engine") or {}
+            engine = tomllib.loads(tree.read_text(str(path), limit=LIMIT) or "").get("engine") or {}
             copies = engine.get(COPIES, copies)
-        except (OSError, ValueError, RecursionError, AttributeError):
+        except (ValueError, RecursionError, AttributeError):
             continue
     return PodmanFacts(
         version=version[-1] if version else "", copies=copies if isinstance(copies, int) else None
@@ -171,8 +189,8 @@ def _list_podman_files() -> Iterator[Path]:
     """Yield the files of settings, of which a later one wins (containers.conf(5))."""
     only, over = os.environ.get("CONTAINERS_CONF"), os.environ.get("CONTAINERS_CONF_OVERRIDE")
     folders = [Path("/usr/share/containers"), Path("/etc/containers")]
-    if os.geteuid() != 0:
-        folders.append(_get_config_folder() / "containers")
+    if os.geteuid() != 0 and (own := _find_config_folder()):
+        folders.append(own / "containers")
     if only:
         yield Path(only)
     for folder in () if only else folders:

@@ -46,10 +46,12 @@ DEFAULT_DOWNLOADS, DEFAULT_COPIES = 3, 6  # of containerd and Docker, and of Pod
 MANY_DOWNLOADS = 64
 
 DROP_INS = ("containerd", "docker")  # the engines for which there may be something to set
+# The oldest version of the format that has the table. With a newer one than that of the file that imports it,
+# containerd 2.2 does not migrate that file and so loses its settings of CRI, and 2.3 does not start.
 CONTAINERD_DROP_IN = (
     "# Save this in a folder that `imports` of containerd's configuration names, such as",
     '# imports = ["/etc/containerd/conf.d/*.toml"], and restart containerd.',
-    "version = 3",
+    "version = 2",
     "",
 )
 

@@ -6,11 +6,12 @@ those of DRA drivers (getPluginsRegistrationDir). See
 https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins.
 """
 # os is imported faster than pathlib.
-# ruff: noqa: PTH112, PTH116, PTH119, PTH120, PTH123
+# ruff: noqa: PTH119, PTH120, PTH123
 
 from __future__ import annotations
 
 import os
+import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,10 +59,11 @@ def find_answering_socket(paths: Iterable[str]) -> str | None:
 def find_root_dir(table: str = TABLE) -> str:
     """Return the root directory of the kubelet that runs on this node, by default ROOT_DIR.
 
-    The kernel's table of sockets shows where kubelet listens. Folders of other users do not count: anybody
-    can give a socket any name.
+    The kernel's table of sockets shows where kubelet listens. Anybody can give a socket any name, so folders
+    that other users can change do not count.
     """
-    return next((root for root in _list_listening_roots(table) if _is_trusted(root)), ROOT_DIR)
+    roots = sorted({*_list_listening_roots(table)}, key=lambda root: (root != ROOT_DIR, root))
+    return next(filter(_is_trusted, roots), ROOT_DIR)
 
 
 def _list_listening_roots(table: str) -> Iterator[str]:
@@ -82,10 +84,28 @@ def _list_listening_roots(table: str) -> Iterator[str]:
 
 
 def _is_trusted(root: str) -> bool:
+    """Whether a folder is the root directory of a kubelet of root, or of this user."""
     try:
-        folder = os.stat(f"{root}/{POD_RESOURCES}")
-        return folder.st_uid in {0, os.geteuid()} and os.path.isdir(f"{root}/{PODS}")
-    except PermissionError:  # kubelet's own folders are closed to other users
-        return True
+        return all(_is_guarded(f"{root}/{name}") for name in (POD_RESOURCES, PODS))
     except (OSError, ValueError):
         return False
+
+
+def _is_guarded(path: str) -> bool:
+    """Whether only root and this user can change what a path leads to: all on the way to it is theirs.
+
+    Others may write only where the sticky bit keeps them from what is not theirs, as in /tmp.
+    """
+    parent = os.path.dirname(path)
+    if parent != path and not _is_guarded(parent):
+        return False
+    try:
+        status = os.lstat(path)
+    except PermissionError:
+        # Kubelet's own folders are closed to other users. A mount in user space is closed even to root.
+        return not os.access(parent, os.X_OK)
+    if status.st_uid not in {0, os.geteuid()}:
+        return False
+    if stat.S_ISLNK(status.st_mode):
+        return _is_guarded(os.path.realpath(path, strict=True))
+    return not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or bool(status.st_mode & stat.S_ISVTX)

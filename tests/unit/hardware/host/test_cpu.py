@@ -260,6 +260,18 @@ def test_invalid_json_of_lscpu_is_ignored(text):
     assert cpu.parse_cpu(text)[0].flags == frozenset()
 
 
+def test_the_items_of_lscpu_are_taken_in_turn():
+    """Where each is taken from the front of a list, this takes a quarter of a minute."""
+    text = json.dumps({"lscpu": [{}] * 250_000}, separators=(",", ":"))
+    assert cpu.parse_cpu(text)[0].flags == frozenset()
+
+
+def test_json_that_is_too_long_for_lscpu_is_ignored():
+    text = as_json(LSCPU)
+    assert cpu.parse_cpu(text + " " * (cpu.JSON_LIMIT - len(text)))[0].flags
+    assert cpu.parse_cpu(text[:-1] + " " * cpu.JSON_LIMIT + "}")[0].flags == frozenset()
+
+
 def test_other_systems_without_facts():
     result, warnings = cpu.convert_cpu({"flags": "sse", "brand_raw": ""})
     assert result.flags == frozenset()

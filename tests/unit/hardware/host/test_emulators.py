@@ -60,6 +60,10 @@ def test_other_entries_are_none(registered, text):
     assert registered(any=text) == ()
 
 
+def test_none_works_where_all_are_disabled(registered):
+    assert registered(status="disabled\n", any=QEMU) == ()
+
+
 def test_without_binfmt_misc_there_is_none(tmp_path):
     assert list_emulators(str(tmp_path)) == ()
 

@@ -40,10 +40,16 @@ def test_version(line, version, kind):
         "NVRM version: NVIDIA UNIX Kernel Module  \u0665\u0665\u0660.\u0661\u0666\u0663.\u0660\u0661\n",
         "NVRM version: NVIDIA UNIX x86_64\nKernel Module  550.163.01\n",
         "nvrm: Kernel Module  550.163.01",
+        "not NVRM version: Kernel Module  550.163.01",
     ],
 )
 def test_no_version(text):
     assert nvidia.parse_version(text) is None
+
+
+def test_a_long_text_without_a_version_is_read_once():
+    """Where any place may begin a banner, this takes half a minute."""
+    assert nvidia.parse_version("NVRM version:" * 8000) is None
 
 
 @given(st.text())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, ProbeError, UsageError
 from imagematrix.hardware.host import cpu, fabric, nvml
+from imagematrix.hardware.host.device import explain_creation
 from imagematrix.hardware.host.gpus import NOT_QUERIED, SANDBOX
 from imagematrix.hardware.host.host import Cpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
@@ -81,6 +82,12 @@ KTHREADD, MANAGER = {"proc/2/comm": "kthreadd\n"}, {"proc/7/comm": "nv-fabricman
         (SWITCH | KTHREADD, 0, "1 NVSwitches, but no fabric manager"),
         (SWITCH | KTHREADD, 3, None),
         (SWITCH | KTHREADD | MANAGER, None, None),
+        (SWITCH | KTHREADD | MANAGER | {"proc/7/status": "Name:\tx\nUid:\t0\t0\n"}, None, None),
+        (
+            SWITCH | KTHREADD | MANAGER | {"proc/7/status": "Name:\tx\nUid:\t1000\t0\n"},
+            None,
+            "no fabric manager",
+        ),
         (SWITCH, None, None),  # the node's processes are hidden
         (KTHREADD, None, None),
         ({}, 1, "GPU 0 (not started)"),
@@ -157,10 +164,10 @@ def test_a_module_without_device_nodes(captured, gpu):
     assert only(host).state == "no-node"
     assert host.devices == ()
     assert host.warnings == (
-        "GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; `nvidia-modprobe -c 3` creates it",
+        f"GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; {explain_creation('/dev/nvidia3')}",
         (
-            "missing device nodes: /dev/nvidiactl, /dev/nvidia-uvm; CUDA needs them, "
-            "`nvidia-modprobe -u -c 0` creates them"
+            "missing device nodes, which CUDA needs: /dev/nvidiactl, /dev/nvidia-uvm; "
+            f"{explain_creation('/dev/nvidiactl')}; {explain_creation('/dev/nvidia-uvm')}"
         ),
     )
 
@@ -168,7 +175,7 @@ def test_a_module_without_device_nodes(captured, gpu):
 def test_uvm_alone_is_missing(captured, gpu):
     host = asked(captured(without(gpu(), "dev/nvidia-uvm")), GOOD)
     assert only(host).state == "ok"
-    assert "missing device nodes: /dev/nvidia-uvm;" in host.warnings[0]
+    assert "missing device nodes, which CUDA needs: /dev/nvidia-uvm;" in host.warnings[0]
 
 
 def test_a_tree_without_dev(captured, gpu):
@@ -422,10 +429,10 @@ def test_a_sandbox_without_a_node(captured, gpu):
     host = asked(captured(without(files, "dev/nvidia-uvm")), GOOD)
     assert only(host).state == "no-node"
     assert (
-        host.warnings[0] == "GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; `nvidia-modprobe -c 3` creates it"
+        host.warnings[0] == f"GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; {explain_creation('/dev/nvidia3')}"
     )
     assert host.warnings[1] == SANDBOX
-    assert "missing device nodes: /dev/nvidia-uvm" in host.warnings[2]
+    assert "missing device nodes, which CUDA needs: /dev/nvidia-uvm" in host.warnings[2]
 
 
 def test_nvml_is_not_queried_without_a_module(captured):

@@ -189,12 +189,30 @@ BOMB = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10))
         (b'<!DOCTYPE x [<!ENTITY % p "x">]><nvidia_smi_log/>', "entity 'p'"),
         (b"<nvidia_smi_log>" + b"<a>" * 100_000, "nested too deeply"),
         (dump(gpu() * 5000), "too many GPUs"),
+        (dump(gpu("<mig_devices>" + "<mig_device/>" * 9 + "</mig_devices>") * 500), "MIG devices"),
+        (dump("".join(f"<a{number}/>" for number in range(20_000))), "too many names"),
     ],
 )
 def test_other_files_are_refused(raw, message):
     with pytest.raises(UsageError, match=message) as caught:
         smi.parse_dump(raw, "node.xml")
     assert str(caught.value).startswith("node.xml: ")
+
+
+@pytest.mark.parametrize("place", ["processes/process_info/process_name", "accounted_processes/name"])
+def test_the_name_of_a_process_does_not_make_a_gpu_lost(place):
+    names = place.split("/")
+    said = "".join(f"<{name}>" for name in names) + "/home/u/gpu is lost/python"
+    said += "".join(f"</{name}>" for name in reversed(names))
+    assert [one.state for one in smi.parse_dump(dump(gpu(said)), "x")[1]] == ["ok"]
+    lost = gpu("<serial>GPU is lost</serial>" + said)
+    assert [one.state for one in smi.parse_dump(dump(lost), "x")[1]] == ["lost"]
+
+
+def test_only_the_versions_beside_the_gpus_are_kept():
+    parsed = smi._Dump("x")
+    parsed.feed(dump("<timestamp>Mon</timestamp>" + "".join(f"<a{number}/>" for number in range(99))))
+    assert parsed.versions == {"driver_version": "550.163.01"}
 
 
 def test_size_is_bounded(monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from imagematrix.hardware.host.nvidia import read_user_mode
 from imagematrix.hardware.host.nvml import Nvml
 from imagematrix.hardware.host.probe import assemble_host, probe
 from imagematrix.hardware.host.tree import Tree
+from imagematrix.hardware.ld_cache import PATHS, LoaderCache
 
 FOLDER = "usr/lib/x86_64-linux-gnu"
 NAME = "libcuda.so.1"
@@ -42,6 +43,11 @@ def version(root):
 def test_the_link_of_the_loader_s_choice_names_the_version(node):
     root = node(more={f"{FOLDER}/libcuda.so.550.144.03": ""})
     assert version(root) == ("550.144.03", [])
+
+
+def test_only_some_paths_of_one_library_are_tried(cached):
+    paths = [f"/{number}/{NAME}" for number in range(PATHS + 1)]
+    assert [*LoaderCache(cached(*paths)).list_paths(NAME)] == paths[:PATHS]
 
 
 def test_absolute_links_stay_in_the_tree(node, tmp_path):

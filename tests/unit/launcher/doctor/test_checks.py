@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from imagematrix.common.record import replace as replace_record
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.hardware.host.emulators import Emulator, format_registration
+from imagematrix.hardware.host.fabric import REMEDY as FABRIC
+from imagematrix.hardware.host.gpus import MESSAGES, MISSING
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
-from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
+from imagematrix.hardware.host.nvidia import RELOAD
+from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, explain_failure
+from imagematrix.hardware.host.other_accelerators import IGNORED
 from imagematrix.images.engine.containers import ContainerMount, PassedDevices, RunningContainer
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.doctor.checks import CHECKS, make_doctor_document, run_checks
@@ -150,7 +155,7 @@ def test_a_node_without_gpus_runs_cpu_images():
         ({"image": ImageFacts(name="t:v1", error="none", remedy="pass")}, "image error: none -> pass"),
         (
             {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=("/a", "/b"))},
-            "image error: has /a, /b -> docker run --rm t:x find /",
+            "image error: has /a, /b -> docker run --rm --entrypoint find t:x / -xdev",
         ),
         ({"image": ImageFacts(name="t:v1", selected="t:x", mode="compat")}, "image error: no libcuda -> t:x"),
         (
@@ -229,7 +234,7 @@ def test_tools_whose_caches_can_be_warm_are_listed():
     ("state", "remedy"),
     [
         ("lost", "nvidia-smi --gpu-reset -i 0000:41:00.0"),
-        ("no-permission", "chmod 0666 /dev/nvidia3"),
+        ("no-permission", "access to /dev/nvidia3"),
         ("no-node", "nvidia-modprobe -c 3"),
         ("no-module", "drivers_probe"),
         ("excluded", "NVreg_ExcludedGpus"),
@@ -249,9 +254,12 @@ def test_unusable_gpus_are_errors(state, remedy):
 
 
 def test_a_node_of_unknown_minor_has_a_generic_remedy():
-    gpu = Gpu(index=5, name="L40S", state="no-node")
-    ((_, _, _, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
-    assert "nvidia-modprobe" not in cure
+    remedies = []
+    for state in ("no-node", "no-permission"):
+        gpu = Gpu(index=5, name="L40S", state=state)
+        ((_, _, _, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
+        remedies.append(cure)
+    assert remedies == ["nvidia-smi", "grant this user's group or cgroup access to its device node"]
 
 
 def test_a_vgpu_takes_images_without_a_driver():
@@ -268,6 +276,55 @@ def test_unusable_accelerators_are_warnings():
     assert (check, severity) == ("accelerators", "warning")
     assert "/dev/dxg: they are behind it" in saw
     assert "--gpus none" in cure
+
+
+LOST = Gpu(index=0, minor=3, pci_bus_id="0000:41:00.0", state="lost")
+HOSTED = replace_record(LOST, state="no-module")
+UNANSWERED = Nvml(error=4, message="denied")
+DIFFERS = replace_record(DRIVER, user_mode="550.144.03")
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_warnings_of_the_probe_are_reported(is_live):
+    warnings = ("CPU flags unknown", "GPU 0: could not read memory size", f"{MISSING}: /dev/nvidia-uvm; load")
+    told = bad(replace(GOOD, host=host(warnings=warnings), is_live=is_live))
+    assert [(check, severity, saw) for check, severity, saw, _ in told] == [
+        ("probe", "warning", warning) for warning in warnings
+    ]
+    assert {remedy.partition(" ")[0] for *_, remedy in told} == {"selections" if is_live else "run"}
+
+
+def test_a_gpu_for_a_screen_is_nothing_to_mend():
+    assert bad(replace(GOOD, host=host(warnings=(f"PCI device 8086:9a49: {IGNORED}",)))) == []
+
+
+@pytest.mark.parametrize(
+    ("warning", "check", "changes"),
+    [
+        (f"GPU 0: {MESSAGES['lost']}", "gpus", {"host": host(gpus=(LOST,))}),
+        (
+            "GPU 0: bound to vfio-pci instead of the nvidia module; to use it, bind it to nvidia",
+            "gpus",
+            {
+                "host": host(gpus=(HOSTED,)),
+                "kernel": KernelFacts(drivers={"0000:41:00.0": "vfio-pci"}),
+            },
+        ),
+        (f"{MISSING}: /dev/nvidia-uvm; load", "device-nodes", {"problems": (("/dev/nvidia-uvm: no", "x"),)}),
+        (explain_failure(UNANSWERED, DRIVER), "library", {"nvml": UNANSWERED}),
+        (f"driver mismatch: x; {RELOAD}", "library", {"host": host(driver=DIFFERS)}),
+        (
+            f"no fabric manager running; {FABRIC}",
+            "fabric",
+            {"kernel": KernelFacts(switches=("0000:c1:00.0",), fabric_manager=False)},
+        ),
+    ],
+)
+def test_a_warning_of_the_probe_that_another_check_reports_is_not_told_twice(warning, check, changes):
+    facts = replace(GOOD, **changes)
+    assert [name for name, *_ in bad(facts)] == [check]
+    warned = replace(facts, host=replace_record(facts.host, warnings=(warning,)))
+    assert bad(warned) == bad(facts)
 
 
 def test_every_check_has_a_name():
@@ -291,7 +348,8 @@ def test_reasons_for_a_missing_module_are_reported():
 
     saw, remedy = reported(drivers={ADDRESS: "nouveau"})
     assert saw.endswith("is not loaded: nouveau is bound to them")
-    assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/nouveau.conf")
+    assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/imagematrix-nouveau.conf && ")
+    assert remedy.endswith(" && reboot")
     saw, remedy = reported(refusal="Loading of unsigned module is rejected", secure_boot=True)
     assert saw.endswith("the kernel rejected it: Loading of unsigned module is rejected")
     assert remedy.startswith("mokutil --import")
@@ -299,6 +357,40 @@ def test_reasons_for_a_missing_module_are_reported():
     assert "Secure Boot rejects" in saw
     assert remedy.startswith("modprobe nvidia; or mokutil")
     assert reported(drivers={ADDRESS: "nvidia"})[1] == "modprobe nvidia"
+
+
+def test_gpus_of_virtual_machines_are_not_taken_from_them():
+    (finding,) = bad(replace(kernel(drivers={ADDRESS: "vfio-pci"}), host=host(driver=None), nvml=None))
+    assert finding[2].endswith("is not loaded: vfio-pci is bound to them")
+    assert finding[3] == "if no virtual machine needs them, unbind them from vfio-pci, then: modprobe nvidia"
+
+
+def test_a_driver_for_screens_is_told_before_other_reasons():
+    """A rejected module may be another one: the message does not name it."""
+    facts = kernel(drivers={"0": "abc", "1": "nouveau"}, refusal="Loading of unsigned module is rejected")
+    ((_, _, saw, _),) = bad(replace(facts, host=host(driver=None), nvml=None))
+    assert saw.endswith(": nouveau is bound to them")
+
+
+@pytest.mark.parametrize(
+    ("modules", "remedy"),
+    [
+        (None, "reboot"),
+        (["nvidia", "nvidia_uvm"], "reboot, or: rmmod nvidia_uvm nvidia; modprobe -a nvidia nvidia_uvm"),
+        (
+            ["nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_uvm", "ext4"],
+            (
+                "reboot, or: rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia; "
+                "modprobe -a nvidia nvidia_modeset nvidia_drm nvidia_uvm nvidia_peermem"
+            ),
+        ),
+    ],
+)
+def test_after_a_mismatch_the_modules_that_were_loaded_are_loaded_again(modules, remedy):
+    loaded = modules and frozenset(modules)
+    differs = replace(GOOD, nvml=Nvml(error=18, message="x", library="550.144.03"), modules=loaded)
+    ((check, _, _, told),) = bad(differs)
+    assert (check, told) == ("library", remedy)
 
 
 def test_gpu_instance_without_a_compute_instance_is_reported():
@@ -334,6 +426,22 @@ def test_nvlink_fabric_state_is_checked(fabric, switches, manager, severity):
         assert "nvidia-fabricmanager" in result[0].remedy
 
 
+def test_gpus_that_nvml_counts_have_the_host_s_numbers():
+    """NVML leaves out a GPU that another driver has."""
+    gpus = (
+        Gpu(index=0, minor=None, pci_bus_id=ADDRESS, state="no-module"),
+        Gpu(index=1, minor=0, pci_bus_id="0000:c1:00.0"),
+    )
+    readings = (
+        NvmlGpu(index=0, bus_id="0000:c1:00.0", persistence=0, fabric=1),
+        NvmlGpu(index=1, bus_id="0000:d1:00.0", persistence=0),  # withheld
+    )
+    told = bad(replace(GOOD, host=host(gpus=gpus), nvml=Nvml(driver="550.163.01", gpus=readings)))
+    saws = {check: saw for check, _, saw, _ in told}
+    assert saws["persistence"].startswith("persistence mode off for GPU 1:")
+    assert saws["fabric"].endswith(": GPU 1 (not started)")
+
+
 def test_kernel_log_findings_are_reported():
     result = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied_nodes=("/dev/nvidia0",)))
     assert [saw for _, _, saw, _ in result] == [
@@ -344,12 +452,11 @@ def test_kernel_log_findings_are_reported():
 
 
 def test_stale_nodes_and_selinux_are_reported():
-    ((check, severity, saw, remedy),) = bad(
-        kernel(stale_nodes=(("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),))
-    )
+    ((check, severity, saw, remedy),) = bad(kernel(stale_nodes=("/dev/nvidia3",)))
     assert (check, severity) == ("device-nodes", "error")
-    assert saw.startswith("/dev/nvidia-uvm has the major number of another driver")
-    assert remedy == "rm /dev/nvidia-uvm; nvidia-modprobe -u -c 0"
+    assert saw.startswith("/dev/nvidia3 has the major number of another driver")
+    assert remedy.startswith("`rm /dev/nvidia3`; ")
+    assert remedy.endswith("`nvidia-modprobe -c 3`")
     labelled = replace(kernel(selinux=True), engine=replace(GOOD.engine, selinux=True))
     assert bad(labelled)[0][3] == "setsebool -P container_use_devices 1"
     assert bad(kernel(selinux=True)) == []

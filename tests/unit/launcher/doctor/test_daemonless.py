@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from imagematrix.common import settings as site
-from imagematrix.errors import EngineError
+from imagematrix.errors import EngineError, UsageError
 from imagematrix.hardware.host.host import Cpu, Host
 from imagematrix.launcher.daemonless import image_root
 from imagematrix.launcher.doctor import daemonless
@@ -47,6 +47,19 @@ def test_a_node_that_has_everything_is_ok(node):
     assert findings(found) == [
         ("ok", f"containers can start without a daemon: docker, images in {store}", None)
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_a_store_below_a_folder_that_this_user_may_not_enter_is_reported(tmp_path):
+    closed = tmp_path / "closed"
+    (closed / "store").mkdir(parents=True)
+    closed.chmod(0o700)
+    os.setresuid(4321, 4321, 0)
+    try:
+        with pytest.raises(UsageError, match="this user may not write to "):
+            daemonless._require_store(str(closed / "store"))
+    finally:
+        os.setresuid(0, 0, 0)
 
 
 @pytest.mark.usefixtures("node")

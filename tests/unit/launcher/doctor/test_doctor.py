@@ -296,7 +296,7 @@ def test_settings_of_pulls_are_told_with_the_command_that_changes_them(cli, conf
 def test_a_drop_in_is_the_file_and_nothing_else(cli):
     result = cli("doctor", "--drop-in", "containerd")
     assert (result.code, result.err) == (0, "")
-    assert tomllib.loads(result.out) == {"version": 3, "plugins": {TRANSFER: {UNPACKS: 4}}}
+    assert tomllib.loads(result.out) == {"version": 2, "plugins": {TRANSFER: {UNPACKS: 4}}}
     assert json.loads(cli("doctor", "--drop-in", "docker").out) == {"max-concurrent-downloads": 64}
 
 

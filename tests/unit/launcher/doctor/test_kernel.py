@@ -25,10 +25,11 @@ LOG = [
     XID.format(31),
     'audit: type=1400 apparmor="DENIED" operation="open" profile="docker-default" name="/dev/nvidia0" pid=9',
     'audit: type=1400 avc:  denied  { read } for  pid=9 comm="x" path="/dev/nvidiactl" dev="devtmpfs"',
-    'audit: type=1400 avc:  denied  { write } for  pid=9 name="nvidia1" dev="devtmpfs" ino=4 tclass=chr_file',
+    'audit: type=1400 avc:  denied  { write } for  pid=9 name="nvidia1" tclass=chr_file permissive=0',
     'audit: type=1400 avc:  denied  { open } for  pid=9 name="nvidia-cap12" dev="devtmpfs" tclass=chr_file',
     'audit: type=1400 avc:  denied  { search } for  pid=9 name="nvidia" dev="proc" tclass=dir',
     'audit: type=1400 avc:  denied  { read } for  pid=9 name="nvidia2" dev="sda1" tclass=file',
+    'audit: type=1400 avc:  denied  { read } for  pid=9 name="nvidia3" tclass=chr_file permissive=1',
     "Loading of unsigned module is rejected",
 ]
 
@@ -58,6 +59,30 @@ def test_kernel_log_is_parsed(monkeypatch, tmp_path):
         "/dev/nvidia-caps/nvidia-cap12",
     )
     assert result.refusal == "Loading of unsigned module is rejected"
+
+
+@pytest.mark.parametrize(
+    ("enforce", "use_devices", "denies"),
+    [("1", "0 0", True), ("0", "0 0", False), ("1", "1 1", False), ("1", None, False)],
+)
+def test_selinux_denies_devices_only_if_it_enforces(put, tmp_path, enforce, use_devices, denies):
+    put("sys/fs/selinux/enforce", enforce)
+    if use_devices:
+        put("sys/fs/selinux/booleans/container_use_devices", use_devices)
+    assert read_kernel_facts(NODE, str(tmp_path)).selinux == denies
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Loading of unsigned module is rejected",
+        "Loading of module with unavailable key is rejected",
+        "Loading of module with unsupported crypto is rejected",
+        "Lockdown: insmod: unsigned module loading is restricted; see man kernel_lockdown.7",
+    ],
+)
+def test_messages_about_rejected_modules(message):
+    assert kernel.REFUSED.search(message)
 
 
 def test_overwritten_messages_are_skipped(monkeypatch):
@@ -97,8 +122,9 @@ def test_other_kernel_facts_are_read(put, tmp_path):
         put(f"sys/bus/pci/devices/{name}/vendor", f"0x{vendor}\n")
         put(f"sys/bus/pci/devices/{name}/class", f"0x{kind}\n")
     (functions / ADDRESS / "driver").symlink_to("../../../bus/pci/drivers/nouveau")
-    put(kernel.SECURE_BOOT, b"\6\0\0\0\1")
-    put(kernel.SELINUX, "0 0")
+    put(kernel.SECURE_BOOT.lstrip("/"), b"\6\0\0\0\1")
+    put("sys/fs/selinux/booleans/container_use_devices", "0 0")
+    put("sys/fs/selinux/enforce", "1")
     put("proc/2/comm", "kthreadd\n")
     put("proc/77/comm", "nv-fabricmanage\n")
     put("proc/driver/nvidia/capabilities/gpu3/mig/gi1/access")
@@ -122,6 +148,4 @@ def test_stale_nodes_of_an_earlier_driver_are_found(put, tmp_path):
             os.mknod(tmp_path / "dev" / name, 0o20600, os.makedev(major, minor))
         except PermissionError:
             pytest.skip("this container may not make device nodes")
-    assert read_kernel_facts(NODE, str(tmp_path)).stale_nodes == (
-        ("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),
-    )
+    assert read_kernel_facts(NODE, str(tmp_path)).stale_nodes == ("/dev/nvidia-uvm",)

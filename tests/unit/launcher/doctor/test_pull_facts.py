@@ -8,10 +8,12 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compiling import compiled
 
+from imagematrix.hardware.host.tree import Tree
 from imagematrix.images.engine import endpoint, engine_process
 from imagematrix.images.engine.engine_process import EngineProcess
 from imagematrix.launcher.doctor import pull_facts
@@ -77,6 +79,20 @@ def test_docker_s_own_containerd_is_left_out(start):
     assert unpacks(gather_pull_facts(None)) == []
 
 
+def test_a_file_in_etc_is_not_docker_s():
+    class Process:
+        def read_words(self):
+            return ["containerd", "--config", "/etc/containerd/containerd.toml"]
+
+        def run_program(self, *words):
+            return "containerd example 2.4.2 c0ffee" if words == ("--version",) else ""
+
+    process: Any = Process()
+    facts = pull_facts._ask_containerd(process, Tree("/"))
+    assert facts is not None
+    assert (facts.version, facts.file) == ("2.4.2", "/etc/containerd/containerd.toml")
+
+
 @pytest.mark.parametrize("text", ["no table", "[plugins]\n= 3", "[plugins]\nx = " + "[" * 5000])
 def test_what_is_no_configuration_is_left_out(start, text):
     start(text)
@@ -140,7 +156,6 @@ def gather_docker():
         (["--max-concurrent-downloads", "7"], {}, 7),
         ([], {"max-concurrent-downloads": "many"}, None),
         ([], {"max-concurrent-downloads": -1}, None),
-        ([], ["no object"], None),
     ],
 )
 def test_docker_s_limit_is_in_its_command_line_or_its_file(
@@ -150,6 +165,43 @@ def test_docker_s_limit_is_in_its_command_line_or_its_file(
     process = dockerd("--config-file", str(tmp_path / "daemon.json"), *options)
     monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: process.pid)
     assert gather_docker() == DockerFacts(version="29.7.0", containerd_store=True, downloads=expected)
+
+
+@pytest.mark.parametrize("text", ["{", '["no object"]', "[" * 9000, "{}" + " " * (1 << 20)])
+def test_a_file_that_cannot_be_read_leaves_the_limit_unknown(monkeypatch, dockerd, tmp_path, text):
+    (tmp_path / "daemon.json").write_text(text)
+    process = dockerd("--config-file", str(tmp_path / "daemon.json"))
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: process.pid)
+    assert gather_docker().is_configured_here is False
+
+
+@pytest.mark.parametrize("text", [None, "", "\n"])
+def test_no_file_and_an_empty_one_set_nothing(monkeypatch, dockerd, tmp_path, text):
+    if text is not None:
+        (tmp_path / "daemon.json").write_text(text)
+    process = dockerd("--config-file", str(tmp_path / "daemon.json"))
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: process.pid)
+    assert gather_docker() == DockerFacts(version="29.7.0", containerd_store=True)
+
+
+def test_no_pipe_is_opened_and_no_file_of_an_unknown_folder(monkeypatch, dockerd, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "daemon.json").write_text("{}")
+    for file in (str(tmp_path / "pipe"), "daemon.json"):
+        process = dockerd("--config-file", file)
+        monkeypatch.setattr(endpoint, "get_listener_pid", lambda _, pid=process.pid: pid)
+        assert gather_docker().is_configured_here is False
+
+
+def test_the_settings_of_another_user_s_daemon_are_not_read(monkeypatch, dockerd, tmp_path):
+    (tmp_path / "daemon.json").write_text("{}")
+    process = dockerd("--config-file", str(tmp_path / "daemon.json"))
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: process.pid)
+    assert gather_docker().is_configured_here is True
+    for users in ([4321], [os.geteuid(), 4321]):
+        monkeypatch.setattr(EngineProcess, "read_users", lambda _, users=users: frozenset(users))
+        assert gather_docker().is_configured_here is False
 
 
 def test_a_daemon_of_an_ordinary_user_has_a_file_of_its_own(monkeypatch, dockerd, tmp_path):
@@ -231,6 +283,22 @@ def test_the_files_of_podman_are_read_in_its_order(monkeypatch, tmp_path):
         if path.is_relative_to(tmp_path)
     ]
     assert own == ["containers.conf", "containers.conf.d/10.conf", "containers.conf.d/20.conf"]
+
+
+@pytest.mark.usefixtures("podman")
+def test_a_pipe_is_no_file_of_podman(tmp_path):
+    os.mkfifo(tmp_path / "containers.conf")
+    assert gather_pull_facts(None).podman == PodmanFacts(version="5.8.6")
+
+
+def test_a_user_without_a_home_has_no_files_of_settings(monkeypatch):
+    for name in ("CONTAINERS_CONF", "CONTAINERS_CONF_OVERRIDE", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    folders = {path.parts[1] for path in pull_facts._list_podman_files()}
+    assert folders <= {"usr", "etc"}
+    assert pull_facts._find_daemon_file(54321) is None
 
 
 def test_a_podman_that_cannot_be_started_is_left_out(podman):

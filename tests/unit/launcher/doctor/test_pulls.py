@@ -83,6 +83,12 @@ def test_what_loses_whiteouts_is_advised_against(version):
     assert find(erofs, UNPACKS).advised is None
 
 
+def test_a_drop_in_is_of_the_version_that_migrates_every_file_that_imports_it():
+    text = format_drop_in("containerd", judge("2.4.2"))
+    assert text.startswith("# Save this in a folder that `imports`")
+    assert tomllib.loads(text) == {"version": 2, "plugins": {TRANSFER: {UNPACKS: 4}}}
+
+
 @pytest.mark.parametrize("wrong", [make_containerd("2.2.2", {UNPACKS: 2}), make_containerd("2.2.2")])
 def test_what_one_containerd_gets_wrong_is_not_advised_for_another(wrong):
     """Nor if no value of the wrong one has to change."""

@@ -1,6 +1,7 @@
 """The root directory of a node's kubelet, from the kernel's table of sockets."""
 
 import os
+import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -29,6 +30,8 @@ def root(tmp_path):
     """A kubelet's root directory."""
     for name in ("pods", "pod-resources"):
         (tmp_path / "data/kubelet" / name).mkdir(parents=True)
+    for folder in (tmp_path / "data").glob("**/"):
+        folder.chmod(0o755)  # whatever the umask
     return tmp_path / "data/kubelet"
 
 
@@ -63,16 +66,56 @@ def test_folders_that_are_not_a_kubelet_s_do_not_count(table, root):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's folder")
-def test_another_user_s_folder_does_not_count(table, root):
-    os.chown(root / "pod-resources", 12345, 12345)
-    assert sockets.find_root_dir(table(f"{root}/pod-resources/123")) == sockets.ROOT_DIR
-
-
-def test_a_folder_that_this_user_may_not_enter_counts(table, root, monkeypatch):
+@pytest.mark.parametrize("name", ["..", ".", "pods", "pod-resources"])
+def test_what_another_user_can_change_does_not_count(table, root, name):
     listed = table(f"{root}/pod-resources/123")
+    os.chown(root / name, 12345, 12345)
+    assert sockets.find_root_dir(listed) == sockets.ROOT_DIR
 
-    def denied(*_):
-        raise PermissionError
 
-    monkeypatch.setattr(os, "stat", denied)
+@pytest.mark.parametrize("name", ["..", "pods", "pod-resources"])
+def test_what_all_users_can_change_does_not_count_without_the_sticky_bit(table, root, name):
+    listed = table(f"{root}/pod-resources/123")
+    (root / name).chmod(0o777)
+    assert sockets.find_root_dir(listed) == sockets.ROOT_DIR
+    (root / name).chmod(0o1777)
     assert sockets.find_root_dir(listed) == str(root)
+
+
+def test_a_link_counts_if_what_it_leads_to_does(table, root, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(root.parent)
+    listed = table(f"{link}/kubelet/pod-resources/123")
+    assert sockets.find_root_dir(listed) == f"{link}/kubelet"
+    root.parent.chmod(0o777)
+    assert sockets.find_root_dir(listed) == sockets.ROOT_DIR
+    link.unlink()
+    link.symlink_to(link)
+    assert sockets.find_root_dir(listed) == sockets.ROOT_DIR
+
+
+def test_the_usual_folder_comes_first(table, root, monkeypatch):
+    monkeypatch.setattr(sockets, "ROOT_DIR", str(root))
+    other = root.parent / "another"
+    root.rename(other)
+    listed = table(f"{other}/pod-resources/1", f"{root}/pod-resources/2")
+    assert sockets.find_root_dir(listed) == str(other)
+    shutil.copytree(other, root)
+    assert sockets.find_root_dir(listed) == str(root)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_folder_counts_if_this_user_may_not_enter_it_but_not_a_mount_that_refuses_root(
+    table, root, monkeypatch, is_closed
+):
+    listed = table(f"{root}/pod-resources/123")
+    look = os.lstat
+
+    def refuse(path):
+        if path.startswith(f"{root}/"):
+            raise PermissionError
+        return look(path)
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: not is_closed)
+    assert sockets.find_root_dir(listed) == (str(root) if is_closed else sockets.ROOT_DIR)
