@@ -8,6 +8,7 @@ from functools import cached_property
 import iced_x86
 from iced_x86 import Code, CpuidFeature, FlowControl, Instruction
 
+from imagematrix.audit.binaries.cpu.decoder import Call
 from imagematrix.hardware.vendors import macros, marches
 
 TYPE_CHECKING = False
@@ -74,12 +75,20 @@ class X86:
             if instruction.flow_control in BRANCHES:
                 yield instruction.near_branch_target
 
-    def list_taken_addresses(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function computes, for example to pass a callback."""
+    def list_calls(self, body: bytes, address: int) -> Iterator[Call]:
+        """Yield the calls and jumps of a function at `address`, and its end."""
+        addresses: set[int] = set()
+        slots: set[int] = set()
         for instruction in iced_x86.Decoder(BITS, body, ip=address):
+            relative = instruction.is_ip_rel_memory_operand
             if instruction.code in ADDRESS_TAKING:
-                relative = instruction.is_ip_rel_memory_operand
-                yield instruction.ip_rel_memory_address if relative else instruction.immediate32
+                addresses.add(instruction.ip_rel_memory_address if relative else instruction.immediate32)
+            elif instruction.code == Code.MOV_R64_RM64 and relative:
+                slots.add(instruction.ip_rel_memory_address)
+            elif instruction.flow_control != FlowControl.NEXT:
+                yield Call(instruction.near_branch_target, frozenset(addresses), frozenset(slots))
+                addresses, slots = set(), set()
+        yield Call(0, frozenset(addresses), frozenset(slots))
 
     @cached_property
     def _table(self) -> Mapping[int, frozenset[str]]:

@@ -138,12 +138,39 @@ def test_code_in_main_is_required_despite_queries_elsewhere(build):
     assert code.required >= {"avx"}
 
 
-def test_constructors_are_required(build):
-    source = (
-        "double a[64], b; __attribute__((constructor)) static void first(void) { b = a[0] * a[1] + a[2]; }"
-    )
-    source += f"int asks(void) {{ return {CPUID}; }}"
+MUSL = """
+_start: xor %rbp, %rbp; lea _DYNAMIC(%rip), %rsi; mov %rsp, %rdi; call start_c; .skip 64, 0x90
+start_c: {start_c}
+start: mov _init@GOTPCREL(%rip), %rcx; mov main@GOTPCREL(%rip), %rdi; jmp main
+asking: cpuid
+.weak _DYNAMIC; .hidden _DYNAMIC; .globl _start, _init
+.section .init, "ax"
+_init: ret
+"""
+
+
+@pytest.mark.parametrize("options", [("-static", "-no-pie"), ("-pie",), ("-pie", "-Wl,--no-relax")])
+@pytest.mark.parametrize("start_c", ["", "lea start(%rip), %rax; jmp *%rax; .skip 64, 0x90"])
+def test_main_of_musls_programs_is_found(build, tmp_path, options, start_c):
+    """Its start code has no frames, so that nothing tells its functions apart in a stripped file."""
+    start = tmp_path / "start.s"
+    start.write_text(MUSL.format(start_c=start_c))
+    code = scanned(build(PROGRAM, str(start), "-march=haswell", "-s", "-nostdlib", "-fPIE", *options))
+    assert "cpuid" in code.signs
+    assert code.required >= {"avx", "fma"}
+
+
+@pytest.mark.parametrize("word", ["static", ""])
+def test_constructors_are_required(build, word):
+    first = f"__attribute__((constructor)) {word} void first(void)"
+    source = f"double a[64], b; {first} {{ b = a[0] * a[1] + a[2]; }} int asks(void) {{ return {CPUID}; }}"
     assert scanned(build(source, "-shared", "-fPIC", "-mfma", "-s")).required == {"avx", "fma"}
+
+
+def test_constructor_of_another_library_is_not_required(build):
+    source = 'void other(void); __attribute__((section(".init_array"))) void (*it)(void) = other;'
+    source += FAST.format(name="sum") + "double (*used)(double *) = sum;"
+    assert not scanned(build(source, "-shared", "-fPIC")).required
 
 
 @pytest.mark.parametrize(
