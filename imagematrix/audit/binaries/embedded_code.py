@@ -47,12 +47,8 @@ def names_driver(headers: Elf, window: Window) -> bool:
 
 
 def _list_data_sections(headers: Elf, window: Window) -> Iterator[Window]:
-    remaining = window.size
     for section in headers.sections:
         if section.flags & ALLOCATED and not section.flags & elf.CODE and not section.table:
-            remaining -= section.size
-            if remaining < 0:  # sections overlap
-                return
             yield window.get_part(section.offset, section.size)
     if not headers.sections:  # the section headers were stripped
         yield window
