@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 MAGIC = b"\x7fELF"
 HEADER = 64  # bytes of the longest header
 RELOCATABLE = 1  # type of an object that is not linked yet
+FIXED = 2  # type of a program that is loaded at one address
 X86_64, AARCH64, CUDA = 62, 183, 190  # machines
 CODE = 4  # flag of a section
 NULL, NOBITS = 0, 8  # types of sections
 # Types of sections that a linker fills with its own tables: symbols, names, relocations, hashes, tags,
 # addresses, versions (System V ABI, and GNU's additions).
 TABLES = frozenset([2, 3, 4, 5, 6, 9, 11, 14, 15, 16, 19, *range(0x6FFFFFF5, 0x70000000)])
+INTERPRETER = ".interp"  # section with the path of the loader
 LOAD, DYNAMIC = 1, 2  # types of segments
 NEEDED, STRTAB, SONAME, RPATH, RUNPATH = 1, 5, 14, 15, 29  # tags of a dynamic section
 EXTENDED = 0xFFFF  # in place of the index of the section with names: the first section header has the index
@@ -55,13 +57,15 @@ class Section(NamedTuple):
 class Elf:
     """The headers of an ELF file. `machine` is 62 for x86-64, 183 for aarch64, 190 for CUDA.
 
-    `linked` is False for an object that is not linked yet. `needed`, `rpath` and `runpath` are instructions
+    `linked` is False for an object that is not linked yet. `program`: the kernel starts it, not another file
+    that loads it. `needed`, `rpath` and `runpath` are instructions
     for the loader; other files refer to this one by its `soname`. `entry` is the address of the first
     instruction. `damaged`: some headers point outside the file, so their contents are missing here.
     """
 
     machine: int
     linked: bool
+    program: bool = False
     entry: int = 0
     sections: tuple[Section, ...] = ()
     soname: str | None = None
@@ -131,6 +135,7 @@ def read_elf(window: Window) -> Elf | None:
     return Elf(
         machine=machine,
         linked=kind != RELOCATABLE,
+        program=kind == FIXED or any(section.name == INTERPRETER for section in with_bytes),
         entry=entry,
         sections=with_bytes,
         soname=next(iter(dynamic.get(SONAME, ())), None),

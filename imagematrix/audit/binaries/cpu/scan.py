@@ -78,7 +78,8 @@ def scan_file(path: str, elf: Elf, window: Window) -> HostCode:
         return HostCode(required=go_flags, whole=text.has_functions)
     counts = Counter(flag for needed in carriers.values() for flag in needed)
     names, by_name = _find_names(elf, window, carriers)
-    if dispatch.is_cpu_specific_file(path) or dispatch.is_cpu_specific_file(elf.soname or ""):
+    library_names = () if elf.program else (path, elf.soname or "")
+    if any(dispatch.is_cpu_specific_file(name, elf.machine) for name in library_names):
         by_name = set(carriers)
     for start in by_name:
         del carriers[start]  # the rest is free: no name says that it is chosen by the CPU
@@ -204,7 +205,7 @@ def _find_names(
         if symbol.section == functions.UNDEFINED or symbol.address not in carriers:
             continue
         (name,) = functions.list_names([symbol.name], window)
-        if dispatch.is_cpu_specific_name(name):
+        if dispatch.is_cpu_specific_name(name, elf.machine):
             by_name.add(symbol.address)
         for flag in carriers[symbol.address]:
             examples = names[flag]

@@ -189,6 +189,43 @@ def test_file_named_after_a_cpu_is_dispatched(build, name, chosen):
     assert (code.required >= HASWELL) == (not chosen)
 
 
+@pytest.mark.parametrize("options", [(), ("-no-pie",)])
+def test_program_requires_its_flags_whatever_its_path(build, options):
+    code = scanned(build(PROGRAM, "-march=haswell", *options), "/usr/local/bin/train-znver4")
+    assert code.required >= {"avx", "fma"}
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "chosen"),
+    [
+        ("sum_avx2", elf.X86_64, True),
+        ("N_AVX512_SKX", elf.X86_64, True),
+        ("sum_avxvnni.part.0", elf.X86_64, True),
+        ("sgemm_kernel_ZEN", elf.X86_64, True),
+        ("_ZN8simdjson7haswell6stage1EPKhmN", elf.X86_64, True),
+        ("_Z7sum_avxPd", elf.X86_64, True),
+        ("bgemm_beta_NEOVERSEN2", elf.AARCH64, True),
+        ("dot_ARMV9SME", elf.AARCH64, True),
+        ("_ZN2np10qsort_simd13QSort_ASIMDHPIsEEvPT_l", elf.AARCH64, True),
+        ("_ZN3hwy18N_NEON_WITHOUT_AES4SortEv", elf.AARCH64, True),
+        ("put_8tap_neon", elf.AARCH64, True),
+        ("hamming_popcnt", elf.X86_64, True),
+        ("__aarch64_ldadd4_acq_rel", elf.AARCH64, True),
+        ("sum_neon", elf.X86_64, False),  # of another machine
+        ("sum_avx2", elf.AARCH64, False),
+        ("popcnt", elf.X86_64, False),
+        ("zen_garden", elf.X86_64, False),
+        ("lse_forward", elf.AARCH64, False),
+        ("neon_paint", elf.AARCH64, False),
+        ("amxml_parse", elf.X86_64, False),
+        ("cortex_step", elf.AARCH64, False),
+        ("_Z9" + "9" * 190, elf.X86_64, False),
+    ],
+)
+def test_names_of_functions_tell_their_cpus(name, machine, chosen):
+    assert dispatch.is_cpu_specific_name(name, machine) is chosen
+
+
 def test_code_without_symbols_is_decoded(build):
     source = "\n".join(
         f"double f{n}(double *a, double *b) {{ return a[0] * b[{n}] + a[{n}]; }}" for n in range(20)
