@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 # N_AVX512_SKX, libggml-cpu-haswell.so.
 WORDS = {
     X86_64: r"avx(?:ifma|ne|only|vnni)?|amx(?:bf16|complex|fp16|int8|tile)?|v?pclmul(?:q?dq)?"
-    r"|sse[34](?:[._]?[12a])?|ssse3|f16c|fma[34]|bmi[12]|movbe|aes_?ni|sha_?ni|vaes|gfni|vnni|[yz]mm|evex|xsavec?"
+    r"|3dnow(?:ext)?|sse[34](?:[._]?[12a])?|ssse3|f16c|fma[34]|bmi[12]|movbe|aes_?ni|sha_?ni|vaes|gfni|vnni|[yz]mm|evex|xsavec?"
     r"|haswell|broadwell|skylakex?|icelake|cascadelake|cooperlake|sapphirerapids|alderlake|znver\d|zen\d"
-    r"|sandybridge|ivybridge|nehalem|westmere|penryn|prescott|dunnington|barcelona|bulldozer|piledriver"
+    r"|sandybridge|ivybridge|nehalem|westmere|penryn|prescott|dunnington|opteron|barcelona|bulldozer|piledriver"
     r"|steamroller|excavator|x86[-_]64[-_]v[234]",
     AARCH64: r"__aarch64_(?:cas|swp|ld)[a-z]*|asimd(?:dp|fhm|hp|rdm)?|armv[89][a-z]*|cortex[-_]?[amrx]\d"
     r"|neoverse(?:[-_]?[env]\d)?|thunderx|sve\d+|i8mm|a64fx|tsv110",

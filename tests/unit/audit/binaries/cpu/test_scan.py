@@ -350,6 +350,29 @@ def test_tzcnt_runs_on_any_cpu(build):
     assert not scanned(build(source, "-mbmi")).functions
 
 
+@pytest.mark.parametrize(
+    ("code", "required"),
+    [
+        ("pfadd %mm1, %mm0; femms", {"3dnow"}),
+        ("pswapd %mm1, %mm0", {"3dnowext"}),
+        ("prefetchw (%rdi)", set()),
+        (".byte 0xd5, 0x10, 0x01, 0xc0", {"apx"}),  # add r16, rax
+        (".byte 0x66, 0xd5, 0x10, 0x01, 0xc0", {"apx"}),  # add r16w, ax
+        (".byte 0xd5, 0x90, 0xaf, 0xc8; vpaddd %ymm0, %ymm1, %ymm2", {"apx", "avx2"}),  # imul ecx, r16d
+        (".byte 0xd5, 0x18, 0x81, 0xc0, 1, 2, 3, 4; nop", {"apx"}),  # add r16, 0x04030201
+        (".byte 0xd5, 0x10, 0x74, 0x00", set()),  # reserved
+        (".byte 0xd5, 0x10, 0xd5", set()),
+    ],
+)
+def test_instructions_that_are_no_longer_or_not_yet_usual_are_known(build, code, required):
+    assert scanned(build(f'int main(void) {{ asm volatile("{code}"); return 0; }}')).required == required
+
+
+def test_data_that_looks_like_apx_is_ignored(build):
+    data = 'asm(".section .text\\n.rept 99\\n.byte 0xd5, 0x10, 0x01, 0xc0\\n.endr\\n.previous");'
+    assert not scanned(build(data + "int main(void) { return 0; }", "-s")).functions
+
+
 def test_file_without_sections_is_not_decoded(build):
     raw = bytearray(build(PROGRAM, "-march=haswell").read_bytes())
     raw[40:48] = bytes(8)
