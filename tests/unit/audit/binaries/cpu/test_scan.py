@@ -167,6 +167,35 @@ def test_constructors_are_required(build, word):
     assert scanned(build(source, "-shared", "-fPIC", "-mfma", "-s")).required == {"avx", "fma"}
 
 
+def test_pointers_are_read_where_they_are_asked_for():
+    """From the file, from relocations, and from relocations against symbols of the file."""
+    symbols = (
+        bytes(24) + struct.pack("<IBBHQQ", 1, 18, 0, 7, 0x5000, 8) + struct.pack("<IBBHQQ", 1, 18, 0, 0, 0, 0)
+    )
+    relocations = [
+        (0x1008, 8, 0, 0x4000),  # relative
+        (0x1010, 1, 1, 16),
+        (0x1018, 1, 2, 0),  # of another file's symbol
+        (0x1020, 1, 3, 0),  # of none
+        (0x1028, 7, 1, 0),  # of another kind
+        (0x0FF8, 8, 0, 0x4000),  # at other places
+        (0x1030, 8, 0, 0x4000),
+    ]
+    table = b"".join(struct.pack("<QIIq", *row) for row in relocations)
+    array = struct.pack("<6Q", 0x3000, 0, 0, 0, 0, 0)
+    raw = symbols + table + array
+    sections = (
+        Section(".dynsym", 0, len(symbols), 2, 0x100),
+        Section(".rela.dyn", len(symbols), len(table), 2, 0x200),
+        Section(".init_array", len(symbols + table), len(array), 3, 0x1000),
+    )
+    headers, window = Elf(machine=62, linked=True, sections=sections), Window(io.BytesIO(raw), 0, len(raw))
+    places = [range(0x1000, 0x1030), range(0x1000, 0x1008), range(0x10, 0x18)]
+    pointers = list(functions.list_pointers(headers, window, places))
+    assert pointers == [(0x1000, 0x3000), (0x1008, 0x4000), (0x1010, 0x5010)]
+    assert not list(functions.list_pointers(headers, window, []))
+
+
 def test_constructor_of_another_library_is_not_required(build):
     source = 'void other(void); __attribute__((section(".init_array"))) void (*it)(void) = other;'
     source += FAST.format(name="sum") + "double (*used)(double *) = sum;"
