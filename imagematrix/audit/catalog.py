@@ -12,7 +12,7 @@ from imagematrix.audit.binaries.driver_file import describe_driver
 from imagematrix.audit.contradictions import describe_contradictions, read_claims
 from imagematrix.audit.images.libraries import RUNTIME, list_runtimes
 from imagematrix.audit.proven_facts import find_proven_facts
-from imagematrix.audit.runtime_requirements import list_runtime_requires, parse_requirements
+from imagematrix.audit.runtime_requirements import CUDA_VERSION, list_runtime_requires, parse_requirements
 from imagematrix.common.image_reference import shorten_name, split_version
 from imagematrix.common.record import replace
 from imagematrix.errors import AuditError, UsageError
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
 CUDA_LABEL = "com.nvidia.cuda.version"
-CUDA_VARIABLE = "CUDA_VERSION"
 LOWER = (">=", ">", "=")  # comparisons that set a lower bound
 MAIN = "libcuda"
 
@@ -262,7 +261,7 @@ def _list_claimed_releases(audited: Audit, expressions: Iterable[Expression]) ->
         if bounds:
             yield min(bounds, key=versions.make_sort_key)
 
-    claims = [image.environment.get(CUDA_VARIABLE), image.labels.get(CUDA_LABEL)]
+    claims = [image.environment.get(CUDA_VERSION), image.labels.get(CUDA_LABEL)]
     for text in (*claims, *(framework.cuda for framework in audited.stacks)):
         release = ".".join((text or "").split(".")[:2])
         if versions.RELEASE.fullmatch(release):

@@ -26,8 +26,8 @@ def compiled(target: Path, source: str, *options: str, compiler: str = "gcc") ->
     return target
 
 
-def assembled(target: Path, **functions: tuple[int | str, ...]) -> Path:
-    """Make a library for aarch64 from functions, each a name with its instruction words.
+def assembled(target: Path, *options: str, **functions: tuple[int | str, ...]) -> Path:
+    """Make a file for aarch64, by default a library, from functions, each a name with its instruction words.
 
     A function whose name begins with "hidden" is not exported.
     """
@@ -39,7 +39,7 @@ def assembled(target: Path, **functions: tuple[int | str, ...]) -> Path:
             f".globl {name}; {hidden}.type {name},@function; {name}: .long {code}; .size {name},.-{name}"
         )
     source = "asm(" + " ".join(f'"{line}\\n"' for line in (".text", *lines)) + ");"
-    compiled(target, source, "-shared", "-nostdlib", "-fPIC")
+    compiled(target, source, "-nostdlib", *(options or ["-shared", "-fPIC"]))
     raw = bytearray(target.read_bytes())
     raw[18:20] = elf.AARCH64.to_bytes(2, "little")
     target.write_bytes(raw)

@@ -33,7 +33,7 @@ def find_cpu_alternatives(
     the paths of their files. Files of different packages are no alternatives. Of those that are, the one
     without a CPU's name is loaded on every CPU, unless another one uses fewer flags.
     """
-    specific = [path for path in flags if any(map(dispatch.is_cpu_specific_name, path.split("/")))]
+    specific = [path for path in flags if any(map(dispatch.has_cpu_word, path.split("/")))]
     groups: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     candidates = {place for path in specific for place in _list_places(path, packages)}
     for path in flags if specific else ():
@@ -43,7 +43,7 @@ def find_cpu_alternatives(
     alternatives: set[str] = set()
     for (folder, _, _), group in groups.items():
         words = {path: path.removeprefix(folder).partition("/")[0] for path in group}
-        for_some_cpus = {path for path, word in words.items() if dispatch.is_cpu_specific_name(word)}
+        for_some_cpus = {path for path, word in words.items() if dispatch.has_cpu_word(word)}
         if not for_some_cpus or len(group) == 1:
             continue
         flag_sets = {frozenset(flags[path]) for path in group}

@@ -7,6 +7,7 @@ import io
 import tempfile
 import zipfile
 import zlib
+from dataclasses import dataclass
 from functools import partial
 
 from imagematrix.audit.binaries.window import Window
@@ -39,8 +40,23 @@ END = b"`\n"  # the last two bytes of that header
 ELF = b"\x7fELF"
 MOST = 200_000  # members
 IN_MEMORY = 4 << 20  # bytes; larger files are copied to disk
-INFLATED = 8 << 30  # bytes; limit for all members of a zip after decompression
+INFLATED = 8 << 30  # bytes; limit for all members of a zip after decompression, also those of zips in it
+# Tools that make wheels and jars use no other method. LZMA may take gigabytes of memory.
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 PIECE = 1 << 20
+
+
+@dataclass(slots=True)
+class Budget:
+    """The number of bytes that may still be copied from zips."""
+
+    remaining: int
+
+    def spend(self, size: int) -> None:
+        """Take `size` bytes. Raises ValueError, one of `UNREADABLE`, if that is too much."""
+        self.remaining -= size
+        if self.remaining < 0:
+            raise ValueError("too large")
 
 
 def list_objects(window: Window) -> Iterator[tuple[str, Window]]:
@@ -76,6 +92,8 @@ def list_zip_files(
         members = archive.infolist()
         if len(members) > MOST or sum(member.file_size for member in members) > INFLATED:
             raise ValueError("too large")
+        if unknown := {member.compress_type for member in members}.difference(METHODS):
+            raise ValueError(f"members are compressed by method {min(unknown)}")
         for member in members:
             if not member.is_dir() and member.file_size:
                 yield member.filename, member.file_size, partial(archive.open, member)

@@ -13,19 +13,21 @@ from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from imagematrix.audit.binaries.window import Window
 
 MAGIC = b"\x7fELF"
 HEADER = 64  # bytes of the longest header
 RELOCATABLE = 1  # type of an object that is not linked yet
+FIXED = 2  # type of a program that is loaded at one address
 X86_64, AARCH64, CUDA = 62, 183, 190  # machines
 CODE = 4  # flag of a section
 NULL, NOBITS = 0, 8  # types of sections
 # Types of sections that a linker fills with its own tables: symbols, names, relocations, hashes, tags,
 # addresses, versions (System V ABI, and GNU's additions).
 TABLES = frozenset([2, 3, 4, 5, 6, 9, 11, 14, 15, 16, 19, *range(0x6FFFFFF5, 0x70000000)])
+INTERPRETER = ".interp"  # section with the path of the loader
 LOAD, DYNAMIC = 1, 2  # types of segments
 NEEDED, STRTAB, SONAME, RPATH, RUNPATH = 1, 5, 14, 15, 29  # tags of a dynamic section
 EXTENDED = 0xFFFF  # in place of the index of the section with names: the first section header has the index
@@ -55,13 +57,15 @@ class Section(NamedTuple):
 class Elf:
     """The headers of an ELF file. `machine` is 62 for x86-64, 183 for aarch64, 190 for CUDA.
 
-    `linked` is False for an object that is not linked yet. `needed`, `rpath` and `runpath` are instructions
+    `linked` is False for an object that is not linked yet. `program`: the kernel starts it, not another file
+    that loads it. `needed`, `rpath` and `runpath` are instructions
     for the loader; other files refer to this one by its `soname`. `entry` is the address of the first
     instruction. `damaged`: some headers point outside the file, so their contents are missing here.
     """
 
     machine: int
     linked: bool
+    program: bool = False
     entry: int = 0
     sections: tuple[Section, ...] = ()
     soname: str | None = None
@@ -122,13 +126,16 @@ def read_elf(window: Window) -> Elf | None:
     dynamic: dict[int, list[str]] = {}
     try:
         if sections:
-            with_bytes, elsewhere = _read_sections(window, layout, sections, width, count, names)
+            rows, texts = _read_section_headers(window, layout, sections, width, count, names)
+            with_bytes, damaged = _list_sections(window, rows, texts)
+            elsewhere = _has_dynamic_elsewhere(rows, texts)
         dynamic = _read_dynamic(window, layout, segments, number_of_segments)
     except (ValueError, struct.error):
         damaged = not elsewhere
     return Elf(
         machine=machine,
         linked=kind != RELOCATABLE,
+        program=kind == FIXED or any(section.name == INTERPRETER for section in with_bytes),
         entry=entry,
         sections=with_bytes,
         soname=next(iter(dynamic.get(SONAME, ())), None),
@@ -139,13 +146,10 @@ def read_elf(window: Window) -> Elf | None:
     )
 
 
-def _read_sections(
+def _read_section_headers(
     window: Window, layout: _Structures, start: int, width: int, count: int, names: int
-) -> tuple[tuple[Section, ...], bool]:
-    """Return the sections with bytes, and whether the dynamic section has its bytes in another file.
-
-    This is the case in files with separate debug information, whose segments describe the program.
-    """
+) -> tuple[list[tuple[int, ...]], bytes]:
+    """Return the headers of all sections, and the table of their names."""
     if width != layout.section.size:
         raise ValueError(f"headers of sections with {width} bytes")
     first = layout.section.unpack(window.read_at(start, width))
@@ -158,21 +162,45 @@ def _read_sections(
     rows = list(layout.section.iter_unpack(table[: len(table) // width * width]))
     if len(rows) < count:
         raise ValueError("headers of sections beyond the end")
-    texts = window.read_at(rows[names][4], min(rows[names][5], NAMES))
-    with_bytes = tuple(
-        # A truncated section is examined as far as it goes.
-        Section(
+    return rows, window.read_at(rows[names][4], min(rows[names][5], NAMES))
+
+
+def _list_sections(
+    window: Window, rows: Iterable[tuple[int, ...]], texts: bytes
+) -> tuple[tuple[Section, ...], bool]:
+    """Return the sections with bytes, and whether there are more than fit into the file side by side.
+
+    Linkers let none overlap. Thousands of sections or names could each span the whole file, and what reads
+    all sections would not end.
+    """
+    sections: list[Section] = []
+    remaining, letters = window.size, NAMES
+    for name, kind, flags, address, offset, size, *_ in rows:
+        if kind in (NULL, NOBITS):
+            continue
+        section = Section(
             name=_text(texts, name),
             offset=offset,
+            # A truncated section is examined as far as it goes.
             size=min(size, max(0, window.size - offset)),
             flags=flags,
             address=address,
             table=kind in TABLES,
         )
-        for name, kind, flags, address, offset, size, *_ in rows
-        if kind not in (NULL, NOBITS)
-    )
-    return with_bytes, any(kind == NOBITS and _text(texts, name) == ".dynamic" for name, kind, *_ in rows)
+        remaining -= section.size
+        letters -= len(section.name)
+        if remaining < 0 or letters < 0:
+            return tuple(sections), True
+        sections.append(section)
+    return tuple(sections), False
+
+
+def _has_dynamic_elsewhere(rows: Iterable[tuple[int, ...]], texts: bytes) -> bool:
+    """Whether the dynamic section has its bytes in another file.
+
+    This is the case in files with separate debug information, whose segments describe the program.
+    """
+    return any(kind == NOBITS and texts.startswith(b".dynamic\0", name) for name, kind, *_ in rows)
 
 
 def _read_dynamic(window: Window, layout: _Structures, start: int, count: int) -> dict[int, list[str]]:

@@ -6,7 +6,6 @@ lies within the section.
 
 from __future__ import annotations
 
-import re
 import struct
 from itertools import islice
 
@@ -24,13 +23,8 @@ if TYPE_CHECKING:
 ALLOCATED = 2  # flag of a section that the loader puts into memory
 FATBIN = fatbin.MAGIC + struct.pack("<HH", 1, fatbin.HEADER.size)
 TEXT = b".version"
-# The directives that PTX begins with, apart from comments.
-PTX = re.compile(
-    rb"\.version[ \t]+(\d{1,2}\.\d)\s+(?://[^\n]*\n\s*)*\.target[ \t]+sm_(\d{2,3}[af]?)\b[^\n.\0]*\s*"
-    rb"(?://[^\n]*\n\s*)*\.address_size\s+(?:32|64)\b"
-)
 DRIVER = b"libcuda.so"
-DIRECTIVES = 4096  # bytes
+FIRST = 4096  # bytes of PTX that have its directives
 LONGEST = 1 << 16  # bytes of PTX that are searched for its end
 MOST = 10_000  # places of a section that may be code
 WRONG = 100  # headers of a section that turn out to be none
@@ -53,12 +47,8 @@ def names_driver(headers: Elf, window: Window) -> bool:
 
 
 def _list_data_sections(headers: Elf, window: Window) -> Iterator[Window]:
-    remaining = window.size
     for section in headers.sections:
         if section.flags & ALLOCATED and not section.flags & elf.CODE and not section.table:
-            remaining -= section.size
-            if remaining < 0:  # sections overlap
-                return
             yield window.get_part(section.offset, section.size)
     if not headers.sections:  # the section headers were stripped
         yield window
@@ -107,8 +97,8 @@ def _read_fatbin(window: Window) -> tuple[DeviceCode, int]:
 
 
 def _read_ptx(window: Window) -> tuple[DeviceCode, int]:
-    match = PTX.match(window.read_at(0, DIRECTIVES))
-    if match is None:
+    match = fatbin.DIRECTIVES.match(window.read_at(0, FIRST))
+    if match is None or match[3] is None:  # other texts may have the rest
         return NONE, 0
     text = window.read_at(0, LONGEST)
     end = text.find(b"\0")

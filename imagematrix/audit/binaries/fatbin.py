@@ -45,9 +45,11 @@ PIECE = 1 << 16
 NOTES = 16  # cubins of a section whose notes are read for the release: one compiler made nearly all
 TRIED = 4  # entries of a fatbin that are read for the names of its kernels
 MOST = 100_000  # entries of a fatbin; cuBLAS has a few hundred
-# Only comments and empty lines come before these directives.
+BLANK = rb"(?:\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*"  # spaces and comments, to be read in one way only
+# The directives that PTX begins with; old compilers wrote no size of addresses.
 DIRECTIVES = re.compile(
-    rb"^\s*\.version\s+(\d+\.\d+)\s.*?^\s*\.target\s+sm_(\d{2,3}[af]?)\b", re.MULTILINE | re.DOTALL
+    rb"%b\.version[ \t]+(\d{1,2}\.\d)\s%b\.target[ \t]+sm_(\d{2,3}[af]?)\b"
+    rb"(?:[^\n.\0]*(?![^\n.\0])%b(\.address_size)\s+(?:32|64)\b)?" % (BLANK, BLANK, BLANK)
 )
 
 
@@ -265,7 +267,7 @@ def _find_magic(window: Window, at: int) -> int:
 
 def read_ptx(window: Window) -> DeviceCode:
     """Return the device code of a PTX file, `NONE` if it is something else."""
-    match = DIRECTIVES.search(window.read_at(0, PIECE))
+    match = DIRECTIVES.match(window.read_at(0, PIECE))
     if match is None:
         return NONE
     target = match[2].decode()

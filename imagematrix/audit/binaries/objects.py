@@ -18,7 +18,7 @@ from imagematrix.audit.binaries import (
     notes,
     nvidia_names,
 )
-from imagematrix.audit.binaries.archives import HEAD
+from imagematrix.audit.binaries.archives import HEAD, Budget
 from imagematrix.audit.binaries.device_code import NONE, DeviceCode
 from imagematrix.hardware.vendors import user_mode
 
@@ -76,12 +76,16 @@ def is_interesting(path: str, head: bytes) -> bool:
     return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
 
 
-def examine_file(path: str, window: Window, headers: Elf | None, levels: int = DEEPEST) -> File | None:
+def examine_file(path: str, window: Window, headers: Elf | None) -> File | None:
     """Return the File for a window's bytes, or None if it has neither machine code nor device code.
 
-    `headers` are those of an ELF file, as `elf.read_elf` returns them. `levels` is the number of levels of
-    nested zips to open.
+    `headers` are those of an ELF file, as `elf.read_elf` returns them.
     """
+    return _examine_file(path, window, headers, DEEPEST, Budget(archives.INFLATED))
+
+
+def _examine_file(path: str, window: Window, headers: Elf | None, levels: int, budget: Budget) -> File | None:
+    """Do the same, with up to `levels` levels of nested zips, from which `budget` may be copied."""
     head = window.read_at(0, HEAD)
     if head.startswith(elf.MAGIC):
         return _examine_elf(path, window, headers)
@@ -90,7 +94,7 @@ def examine_file(path: str, window: Window, headers: Elf | None, levels: int = D
     if head.startswith(fatbin.MAGIC):
         return File(size=window.size, code=fatbin.read_fatbins(window))
     if head.startswith(archives.ZIP) and path.endswith(archives.ZIPPED):
-        return _examine_zip(window, levels) if levels else None
+        return _examine_zip(window, levels, budget) if levels else None
     code = fatbin.read_ptx(window) if path.endswith(".ptx") else NONE
     driver = driver_file.identify_driver(path, None, window)
     return File(size=window.size, code=code, driver=driver) if code or driver else None
@@ -130,13 +134,8 @@ def _read_device_code(path: str, headers: Elf, window: Window) -> DeviceCode:
         return cubin.read_cubin(window)
     codes: list[DeviceCode] = []
     own_kernels = kernels.make_kernel_pattern(path)
-    remaining = window.size
     for section in headers.find_sections(*CODE):
         part = window.get_part(section.offset, section.size)
-        remaining -= part.size
-        if remaining < 0:  # sections overlap: thousands of them could each span the whole file
-            codes.append(DeviceCode(damaged=True))
-            break
         if section.name == ".nv_fatbin":
             codes.append(fatbin.read_fatbins(part, own_kernels))
         elif section.name == "__nv_relfatbin":
@@ -170,7 +169,7 @@ def _examine_static_library(window: Window) -> File | None:
     return File(size=window.size, linked=False, code=code, damaged=any(member.damaged for member in readable))
 
 
-def _examine_zip(window: Window, levels: int) -> File | None:
+def _examine_zip(window: Window, levels: int, budget: Budget) -> File | None:
     inner: list[tuple[str, File]] = []
     try:
         for name, size, open_file in archives.list_zip_files(window):
@@ -178,8 +177,9 @@ def _examine_zip(window: Window, levels: int) -> File | None:
                 head = file.read(HEAD)
                 if not is_interesting(name, head):
                     continue
+                budget.spend(size)
                 with archives.copy_stream(file, size, head) as part:  # zipfile yields at most `size` bytes
-                    examined = examine_file(name, part, elf.read_elf(part), levels - 1)
+                    examined = _examine_file(name, part, elf.read_elf(part), levels - 1, budget)
             if examined:
                 inner.append((name, examined))
     except archives.UNREADABLE:

@@ -10,11 +10,13 @@ import struct
 from collections import Counter, defaultdict
 from functools import cached_property
 
+from imagematrix.audit.binaries.cpu.decoder import Call
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-WORD = 4  # bytes
+WORD, POINTER = 4, 8  # bytes
 # Mask, value and flag; the first row that matches a word decides. Hints (branch targets, and some of pointer
 # authentication) run on every CPU.
 TABLE = (
@@ -163,7 +165,10 @@ ID_REGISTERS = (0xFFFFF000, 0xD5380000)  # mrs of registers that describe the CP
 BRANCH = (0x7C000000, 0x14000000)  # b and bl, with 26 bits of distance
 NEAR = ((0xFF000000, 0x54000000, 19), (0x7E000000, 0x34000000, 19), (0x7E000000, 0x36000000, 14))
 PAGE = (0x9F000000, 0x90000000)  # adrp
+NEAR_PLACE = (0x9F000000, 0x10000000)  # adr, in whose place linkers use both, and the reverse
 PLACE = (0xFFC00000, 0x91000000)  # add of 12 bits
+LOAD = (0xFFC00000, 0xF9400000)  # ldr of 8 bytes, with 12 bits of distance
+MOVE, KEEP = (0xFF800000, 0xD2800000), (0xFF800000, 0xF2800000)  # movz and movk, with 16 bits each
 
 
 class Arm:
@@ -199,8 +204,7 @@ class Arm:
 
     def list_targets(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function at `address` calls or jumps to."""
-        for index, code in enumerate(_unpack_words(body)):
-            here = address + index * WORD
+        for here, code in _list_words(body, address):
             if code & BRANCH[0] == BRANCH[1]:
                 yield here + _sign_extend(code, 26) * WORD
             else:
@@ -208,15 +212,33 @@ class Arm:
                     if code & mask == value:
                         yield here + _sign_extend(code >> 5, bits) * WORD
 
-    def list_taken_addresses(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function computes, for example to pass a callback."""
+    def list_calls(self, body: bytes, address: int) -> Iterator[Call]:
+        """Yield the calls and jumps of a function at `address`, and its end."""
+        registers: dict[int, int] = {}  # addresses that take several instructions
         pages: dict[int, int] = {}
-        for index, code in enumerate(_unpack_words(body)):
-            if code & PAGE[0] == PAGE[1]:
-                distance = _sign_extend((code >> 5) << 2 | code >> 29 & 3, 21) << 12
-                pages[code & 31] = (address + index * WORD & ~0xFFF) + distance
-            elif code & PLACE[0] == PLACE[1] and (page := pages.get(code >> 5 & 31)) is not None:
-                yield page + (code >> 10 & 0xFFF)
+        addresses: set[int] = set()
+        slots: set[int] = set()
+        for here, code in _list_words(body, address):
+            target, source = code & 31, code >> 5 & 31
+            distance = _sign_extend((code >> 5) << 2 | code >> 29 & 3, 21)
+            twelve, sixteen, shift = code >> 10 & 0xFFF, code >> 5 & 0xFFFF, (code >> 21 & 3) * 16
+            if code & NEAR_PLACE[0] == NEAR_PLACE[1]:
+                addresses.add(here + distance)
+            elif code & PAGE[0] == PAGE[1]:
+                pages[target] = (here & ~0xFFF) + (distance << 12)
+            elif code & PLACE[0] == PLACE[1] and source in pages:
+                addresses.add(pages[source] + twelve)
+            elif code & LOAD[0] == LOAD[1] and source in pages:
+                slots.add(pages[source] + twelve * POINTER)
+            elif code & MOVE[0] == MOVE[1]:
+                registers[target] = sixteen << shift
+            elif code & KEEP[0] == KEEP[1]:
+                registers[target] = registers.get(target, 0) & ~(0xFFFF << shift) | sixteen << shift
+            elif code & BRANCH[0] == BRANCH[1]:
+                called = here + _sign_extend(code, 26) * WORD
+                yield Call(called, frozenset([*addresses, *registers.values()]), frozenset(slots))
+                registers, addresses, slots = {}, set(), set()
+        yield Call(0, frozenset([*addresses, *registers.values()]), frozenset(slots))
 
     def _find_flag(self, code: int) -> str:
         rows = self._rows.get(code >> 24, ())
@@ -231,6 +253,10 @@ class Arm:
                 if first & mask >> 24 == value >> 24:
                     rows[first].append((mask, value, flag))
         return {first: tuple(matching) for first, matching in rows.items()}
+
+
+def _list_words(body: bytes, address: int) -> Iterator[tuple[int, int]]:
+    return ((address + index * WORD, code) for index, code in enumerate(_unpack_words(body)))
 
 
 def _unpack_words(body: bytes) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import posixpath
 import re
 
 from imagematrix.audit.binaries.cpu import functions
+from imagematrix.audit.binaries.elf import AARCH64, X86_64
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,17 +15,33 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-# Names of CPUs, of their instruction sets and registers, as in foo.avx2, foo_HASWELL, N_AVX512_SKX,
-# libggml-cpu-haswell.so.
+# Names of CPUs, of their instruction sets and registers, by machine, as in foo.avx2, foo_HASWELL,
+# N_AVX512_SKX, libggml-cpu-haswell.so.
+WORDS = {
+    X86_64: r"avx(?:ifma|ne|only|vnni)?|amx(?:bf16|complex|fp16|int8|tile)?|v?pclmul(?:q?dq)?"
+    r"|3dnow(?:ext)?|sse[34](?:[._]?[12a])?|ssse3|f16c|fma[34]|bmi[12]|movbe|aes_?ni|sha_?ni|vaes|gfni|vnni|[yz]mm|evex|xsavec?"
+    r"|haswell|broadwell|skylakex?|icelake|cascadelake|cooperlake|sapphirerapids|alderlake|znver\d|zen\d"
+    r"|sandybridge|ivybridge|nehalem|westmere|penryn|prescott|dunnington|opteron|barcelona|bulldozer|piledriver"
+    r"|steamroller|excavator|x86[-_]64[-_]v[234]",
+    AARCH64: r"__aarch64_(?:cas|swp|ld)[a-z]*|asimd(?:dp|fhm|hp|rdm)?|armv[89][a-z]*|cortex[-_]?[amrx]\d"
+    r"|neoverse(?:[-_]?[env]\d)?|thunderx|sve\d+|i8mm|a64fx|tsv110",
+}
+# Those that also mean something else, such as the logarithm of a sum of exponentials.
+AMBIGUOUS = {X86_64: "bmi|icl|knl|knm|lzcnt|popcnt|skx|spr|xop|zen", AARCH64: "dotprod|lse|neon|sve"}
 FLAVOUR = re.compile(
-    r"(?<![a-z])(?:__aarch64_(?:cas|swp|ld)|avx|amx|asimd|armv[89]|cortex|neoverse|thunderx|v?pclmul"
-    r"|(?:sse[34](?:[._]?[12a])?|ssse3|f16c|fma[34]|bmi[12]?|popcnt|lzcnt|movbe|aes_?ni|sha_?ni|vaes|gfni|vnni"
-    r"|xop|[yz]mm|evex|xsavec?|neon|sve\d*|dotprod|i8mm|lse|haswell|broadwell|skylakex?|skx|icelake|icl|cascadelake"
-    r"|cooperlake|sapphirerapids|spr|alderlake|znver\d|zen\d?|sandybridge|ivybridge|nehalem|westmere|penryn"
-    r"|prescott|dunnington|knl|knm|barcelona|bulldozer|piledriver|steamroller|excavator|x86[-_]64[-_]v[234]"
-    r"|a64fx|tsv110)(?![a-z]))",
-    re.IGNORECASE | re.ASCII,
+    rf"(?<![a-z])(?:{'|'.join([*WORDS.values(), *AMBIGUOUS.values()])})(?![a-z])", re.IGNORECASE | re.ASCII
 )
+# In names of functions and libraries, an ambiguous word counts in capitals, and at the end of a longer name.
+OF_MACHINE = {
+    machine: re.compile(
+        rf"(?<![a-z])(?:{words}|(?-i:{AMBIGUOUS[machine].upper()})"
+        rf"|(?<=[^a-z])(?:{AMBIGUOUS[machine]})(?=\d*(?:\W|$)))(?![a-z])",
+        re.IGNORECASE | re.ASCII,
+    )
+    for machine, words in WORDS.items()
+}
+MANGLED = ("_Z", "_R")  # how names of C++ and Rust begin, with the length before each identifier
+LENGTH = re.compile(r"\d{1,9}", re.ASCII)
 # Functions and variables that describe the CPU, in the C library, compilers' runtimes and other libraries.
 DETECTION = re.compile(
     r"cpu.?(?:id|model|indicator|features?|flags?|info|supports|detect|arch|caps?|capab\w+|isa|level|type|has)"
@@ -42,15 +59,29 @@ SEARCHED = 64 << 20  # bytes
 MOST_RELOCATIONS = 2_000_000
 
 
-def is_cpu_specific_name(name: str) -> bool:
-    """Whether a function's name says that it is for certain CPUs."""
+def has_cpu_word(name: str) -> bool:
+    """Whether a part of a path has the name of a CPU or an instruction set in it."""
     return FLAVOUR.search(name) is not None
 
 
-def is_cpu_specific_file(path: str) -> bool:
-    """Whether a file's path says that it is loaded only on certain CPUs."""
+def is_cpu_specific_name(name: str, machine: int) -> bool:
+    """Whether a function's name says that it is for certain CPUs of this machine of ELF."""
+    search = OF_MACHINE[machine].search
+    return search(name) is not None or any(search(word, 1) for word in _list_identifiers(name))
+
+
+def is_cpu_specific_file(path: str, machine: int) -> bool:
+    """Whether a library's path says that it is loaded only on certain CPUs."""
     folder, name = posixpath.split(path)
-    return HWCAPS in folder.split("/") or is_cpu_specific_name(name)
+    return HWCAPS in folder.split("/") or is_cpu_specific_name(name, machine)
+
+
+def _list_identifiers(name: str) -> Iterator[str]:
+    """Yield the identifiers in a mangled name."""
+    at = 0
+    while name.startswith(MANGLED) and (length := LENGTH.search(name, at)):
+        at = length.end() + int(length[0])
+        yield name[length.end() : at]
 
 
 def find_dispatch_signs(elf: Elf, window: Window) -> Iterator[str]:

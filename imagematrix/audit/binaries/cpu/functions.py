@@ -12,7 +12,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ ARRAYS = (".preinit_array", ".init_array")
 INITIAL = ".init"
 MAIN = b"main\0"
 POINTER = struct.Struct("<Q")
-RELOCATION = struct.Struct("<QQq")  # place, kind, addend
-RELATIVE = frozenset([8, 1027])  # kinds for x86-64 and aarch64: an address in the same file
+RELOCATION = struct.Struct("<QIIq")  # place, kind, symbol, addend
+# Kinds for x86-64 and aarch64: an address in the same file, and those of a symbol (ABS64, GLOB_DAT).
+RELATIVE = frozenset([8, 1027])
+SYMBOLIC = frozenset([1, 6, 257, 1025])
 MOST_RELOCATIONS = 1_000_000  # relocations
 MOST_POINTERS = 10_000
 LONGEST_BODY = 2 << 20  # bytes to decode at a time
@@ -177,20 +179,74 @@ def _is_defined_function(symbol: Symbol) -> bool:
 
 
 def _list_constructors(elf: Elf, window: Window) -> Iterator[int]:
-    arrays = list(elf.find_sections(*ARRAYS))
-    for section in arrays:
-        raw = window.read_at(section.offset, min(section.size, MOST_POINTERS * POINTER.size) // 8 * 8)
-        yield from (address for (address,) in POINTER.iter_unpack(raw[: len(raw) // 8 * 8]) if address)
-    # In position-independent files, the loader fills in the pointers by relocations.
-    for section in elf.find_sections(".rela.dyn") if arrays else ():
+    arrays = elf.find_sections(*ARRAYS)
+    pointers = list_pointers(elf, window, (range(one.address, one.address + one.size) for one in arrays))
+    return (address for _, address in pointers)
+
+
+def list_pointers(elf: Elf, window: Window, places: Iterable[range]) -> Iterator[tuple[int, int]]:
+    """Yield the addresses in this file that a process has in its memory at these places, with the places."""
+    parts: list[range] = []
+    for place in sorted(filter(None, places), key=lambda place: (place.start, -place.stop)):
+        if not parts or place.start >= parts[-1].stop:  # only in malformed files do they overlap
+            parts.append(place)
+    if parts:
+        yield from islice(
+            chain(_list_stored(elf, window, parts), _list_relocated(elf, window, parts)), MOST_POINTERS
+        )
+
+
+def _list_stored(elf: Elf, window: Window, parts: Sequence[range]) -> Iterator[tuple[int, int]]:
+    """Yield the pointers that these parts of memory have in the file."""
+    sections = sorted((section for section in elf.sections if section.address), key=_get_address)
+    for part in parts:
+        index = bisect_right(sections, part.start, key=_get_address) - 1
+        section = sections[index] if index >= 0 else None
+        if section:
+            offset = part.start - section.address
+            raw = window.read_at(section.offset + offset, min(len(part), section.size - offset))
+            pointers = POINTER.iter_unpack(raw[: len(raw) // POINTER.size * POINTER.size])
+            for place, (address,) in zip(count(part.start, POINTER.size), pointers, strict=False):
+                if address:
+                    yield place, address
+
+
+def _list_relocated(elf: Elf, window: Window, parts: Sequence[range]) -> Iterator[tuple[int, int]]:
+    """Yield the pointers that the loader writes into these parts of memory: those into this file."""
+    starts = [part.start for part in parts]
+    for section in elf.find_sections(".rela.dyn"):
         step = RELOCATION.size << 14
         for at in range(0, min(section.size, MOST_RELOCATIONS * RELOCATION.size), step):
             raw = window.read_at(section.offset + at, min(step, section.size - at))
-            for place, kind, address in RELOCATION.iter_unpack(raw[: len(raw) // 24 * 24]):
-                if kind in RELATIVE and any(
-                    section.address <= place < section.address + section.size for section in arrays
-                ):
-                    yield address
+            for place, kind, symbol, addend in RELOCATION.iter_unpack(raw[: len(raw) // 24 * 24]):
+                if kind not in RELATIVE and kind not in SYMBOLIC:
+                    continue
+                index = bisect_right(starts, place) - 1
+                if index < 0 or place not in parts[index]:
+                    continue
+                base = 0 if kind in RELATIVE else _find_symbol_address(elf, window, symbol)
+                if base is not None:
+                    yield place, base + addend
+
+
+def _find_symbol_address(elf: Elf, window: Window, number: int) -> int | None:
+    """Return the address of one of the loader's symbols, or None if another file defines it."""
+    table = next(elf.find_sections(".dynsym"), None)
+    part = window.get_part(table.offset, table.size) if table else window.get_part(0, 0)
+    raw = part.read_at(number * SYMBOL.size, SYMBOL.size)
+    if len(raw) < SYMBOL.size:
+        return None
+    _, _, _, section, address, _ = SYMBOL.unpack(raw)
+    return address if section != UNDEFINED else None
+
+
+def make_place(address: int) -> range:
+    """Return the place of memory of one pointer."""
+    return range(address, address + POINTER.size)
+
+
+def _get_address(section: Section) -> int:
+    return section.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +268,7 @@ class Text:
 
     def __init__(self, elf: Elf, window: Window, sections: Sequence[Section]) -> None:
         self._window = window
-        self._sections = sorted(sections, key=lambda section: section.address)
+        self._sections = sorted(sections, key=_get_address)
         self._starts, self._sizes = list_functions(elf, window)
 
     def list_bodies(self) -> Iterator[Body]:
@@ -266,6 +322,6 @@ class Text:
                 yield Body(here + len(raw) - len(code), len(code), bounded=False)
 
     def _find_section(self, address: int) -> Section | None:
-        index = bisect_right(self._sections, address, key=lambda section: section.address) - 1
+        index = bisect_right(self._sections, address, key=_get_address) - 1
         section = self._sections[index] if index >= 0 else None
         return section if section and address < section.address + section.size else None

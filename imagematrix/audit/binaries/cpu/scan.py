@@ -15,9 +15,8 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, defaultdict
 from functools import cache, partial
-from typing import Protocol
 
-from imagematrix.audit.binaries.cpu import dispatch, functions, go_build
+from imagematrix.audit.binaries.cpu import dispatch, functions, go_build, start_code
 from imagematrix.audit.binaries.cpu.arm import Arm
 from imagematrix.audit.binaries.cpu.functions import Text
 from imagematrix.audit.binaries.elf import AARCH64, CODE, X86_64
@@ -25,8 +24,9 @@ from imagematrix.audit.binaries.host_code import NAMES, Carriers, HostCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from imagematrix.audit.binaries.cpu.decoder import Decoder
     from imagematrix.audit.binaries.elf import Elf, Section
     from imagematrix.audit.binaries.window import Window
 
@@ -45,39 +45,6 @@ NAMED = 5  # names of functions to report for each flag
 LINKAGE = ".plt"  # beginning of the names of sections with calls to other files
 WIDE = b"\x02\x01"  # 64 bits, little end first
 MACHINES = (X86_64, AARCH64)
-
-
-class Decoder(Protocol):
-    """A decoder for the functions of one machine.
-
-    `newer_flags` are those of instructions that compilers for newer CPUs use in place of older ones.
-    """
-
-    newer_flags: frozenset[str]
-
-    def list_codes(self, body: bytes) -> frozenset[int]:
-        """Return the kinds of instructions in a function."""
-
-    def has_only_instructions(self, codes: frozenset[int]) -> bool:
-        """Whether a function contains nothing but instructions."""
-
-    def detects_cpu(self, codes: frozenset[int]) -> bool:
-        """Whether a function detects the CPU."""
-
-    def find_flags(self, codes: frozenset[int]) -> frozenset[str]:
-        """Return the flags beyond the baseline that instructions need."""
-
-    def has_older(self, codes: frozenset[int]) -> bool:
-        """Whether a function has instructions in whose place compilers for newer CPUs use others."""
-
-    def count_by_flag(self, body: bytes) -> Counter[str]:
-        """Return how many instructions need each flag."""
-
-    def list_targets(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function at `address` calls or jumps to."""
-
-    def list_taken_addresses(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function computes, for example to pass a callback."""
 
 
 def is_decodable(elf: Elf, window: Window) -> bool:
@@ -111,16 +78,15 @@ def scan_file(path: str, elf: Elf, window: Window) -> HostCode:
         return HostCode(required=go_flags, whole=text.has_functions)
     counts = Counter(flag for needed in carriers.values() for flag in needed)
     names, by_name = _find_names(elf, window, carriers)
-    if dispatch.is_cpu_specific_file(path) or dispatch.is_cpu_specific_file(elf.soname or ""):
+    library_names = () if elf.program else (path, elf.soname or "")
+    if any(dispatch.is_cpu_specific_file(name, elf.machine) for name in library_names):
         by_name = set(carriers)
     for start in by_name:
         del carriers[start]  # the rest is free: no name says that it is chosen by the CPU
     free = _union(carriers.values())
     signs = (["cpuid"] if detecting else []) + sorted(set(dispatch.find_dispatch_signs(elf, window)))
     first = functions.list_always_run(elf, window)
-    if entry := text.find_body(elf.entry):
-        # The entry function computes the addresses of functions such as main, which may have no symbol.
-        first.update(decoder.list_taken_addresses(text.read_body(entry), entry.start))
+    first |= start_code.find_started(elf, window, text, decoder)
     if signs:
         bodies = [body for address in first if (body := text.find_body(address)) and body.bounded]
         required = _union(carriers.get(body.start, ()) for body in bodies if body.start not in detecting)
@@ -239,7 +205,7 @@ def _find_names(
         if symbol.section == functions.UNDEFINED or symbol.address not in carriers:
             continue
         (name,) = functions.list_names([symbol.name], window)
-        if dispatch.is_cpu_specific_name(name):
+        if dispatch.is_cpu_specific_name(name, elf.machine):
             by_name.add(symbol.address)
         for flag in carriers[symbol.address]:
             examples = names[flag]

@@ -4,6 +4,7 @@ import io
 import os
 import random
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,31 @@ def test_sections_match_those_of_readelf(library):
     seen = {row[0]: row for row in rows if row[1] != "NOBITS"}
     result = {one.name: (one.address, one.offset, one.size) for one in read(library.read_bytes()).sections}
     assert result == {name: tuple(int(word, 16) for word in row[2:5]) for name, row in seen.items()}
+
+
+def with_sections(names, *sections):
+    """Return a library with a table of names, and sections, each the offset of its name and its size."""
+    rows = [(0, 3, 0, 0, 64, len(names)), *((name, 1, 6, 1 << 20, 64, size) for name, size in sections)]
+    head = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64 + len(names), 0, 64, 56, 0, 64, len(rows), 0)
+    table = b"".join(struct.pack("<IIQQQQIIQQ", *row, 0, 0, 0, 0) for row in rows)
+    return elf.MAGIC + b"\2\1\1".ljust(12, b"\0") + head + names + table
+
+
+def test_sections_that_overlap_are_listed_to_the_size_of_the_file():
+    """Thousands of them would each be decoded."""
+    raw = with_sections(bytes(10_000), *[(1, 5_000)] * 1_000)
+    result = read(raw)
+    assert result.damaged
+    assert sum(section.size for section in result.sections) <= len(raw)
+    assert len(result.sections) == 1 + (len(raw) - 10_000) // 5_000
+
+
+def test_names_that_overlap_are_kept_to_the_size_of_a_table(monkeypatch):
+    monkeypatch.setattr(elf, "NAMES", 10_000)
+    raw = with_sections(b"n" * 9_000, *((index, 0) for index in range(1, 1_000)))
+    result = read(raw)
+    assert result.damaged
+    assert sum(len(section.name) for section in result.sections) <= 10_000
 
 
 @pytest.mark.parametrize("path", ["/bin/sh", sys.executable, "/lib/x86_64-linux-gnu/libc.so.6"])

@@ -103,6 +103,32 @@ def test_single_ptx_file_is_read():
     assert fatbin.read_ptx(window(b"// no code\n")) == NONE
 
 
+@pytest.mark.parametrize("end", [", debug{}.address_size 64\n", "\n"])
+@pytest.mark.parametrize("blank", ["\n", " \n\n", "\n// .version 1.0\n", "\n/* .target\n * sm_20 **/\n"])
+def test_comments_and_empty_lines_are_no_directives(end, blank):
+    text = "{}.version 8.4{}.target sm_90" + end
+    result = fatbin.read_ptx(window(text.format(blank, blank, blank).encode()))
+    assert result.ptx == {("90", "8.4")}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b".version 8.4\n" * 5_000 + b"\n" * 65_000,
+        b"\n" * 65_000,
+        b"//" * 32_000,
+        b"// a\n" * 13_000,
+        b"/*" * 32_000,
+        b"/**/" * 16_000,
+        b".version 8.4\n" + b" \n" * 32_000,
+    ],
+)
+def test_text_without_directives_is_read_once(raw):
+    """If its length counted with its cube, each would take hours."""
+    assert fatbin.read_ptx(window(raw)) == NONE
+    assert fatbin.read_ptx(window(b".version 8.4\n.target sm_90" + b" " * 65_000)).ptx
+
+
 def test_several_fatbins_with_gaps_are_read():
     raw = fat(entry(target=80)) + bytes(40) + fat(entry(1, 90, b".version 8.4\n.entry k("), entry(8, 70))
     result = fatbin.read_fatbins(window(raw))

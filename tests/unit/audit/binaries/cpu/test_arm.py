@@ -171,13 +171,40 @@ def test_code_outside_functions_needs_several_instructions(build):
     assert Arm().count_by_flag(raw) == {"sve": 8}
 
 
-def test_taken_addresses_are_found():
-    page, place = 0xB0000000, 0x91004000  # adrp x0, +0x1000; add x0, x0, #16
-    body = b"".join(word.to_bytes(4, "little") for word in (place, page, place, RET))
-    assert list(Arm().list_taken_addresses(body, 0x400004)) == [0x401010]
-    back = 0xF0FFFFE0  # adrp x0, -0x1000
-    body = b"".join(word.to_bytes(4, "little") for word in (back, place))
-    assert list(Arm().list_taken_addresses(body, 0x400004)) == [0x3FF010]
+CALL = 0x94000002  # bl +8
+PAGE, PLACE = 0xB0000000, 0x91004000  # adrp x0, +0x1000; add x0, x0, #16
+
+
+@pytest.mark.parametrize(
+    ("words", "addresses", "slots"),
+    [
+        ((PLACE, PAGE, PLACE), {0x401010}, set()),
+        ((0xF0FFFFE0, PLACE), {0x3FF010}, set()),  # adrp x0, -0x1000
+        ((0x10000080,), {0x400014}, set()),  # adr x0, +16
+        ((PAGE, 0xF9400800), set(), {0x401010}),  # ldr x0, [x0, #16]
+        ((0xD2A00800, 0xF2820000), {0x401000}, set()),  # movz x0, #0x40, lsl #16; movk x0, #0x1000
+        ((0xF9400800, RET), set(), set()),  # of a register with anything in it
+    ],
+)
+def test_addresses_that_are_computed_for_a_call_are_found(words, addresses, slots):
+    body = b"".join(word.to_bytes(4, "little") for word in (*words, CALL, PAGE))
+    call, end = Arm().list_calls(body, 0x400004)
+    assert (call.target, call.addresses, call.slots) == (0x40000C + 4 * len(words), addresses, slots)
+    assert end == (0, frozenset(), frozenset())
+
+
+def test_main_is_found_in_the_linkers_table(tmp_path):
+    """As in programs that glibc starts: adrp x0, :got:main; ldr x0, [x0, :got_lo12:main]."""
+    load = "0xF9400000 + ((table - _start) / 8 << 10)"
+    code = assembled(
+        tmp_path / "built",
+        *("-static", "-no-pie", "-Wl,-Ttext=0x10000"),
+        _start=(0x90000000, load, RET, 0),
+        table=("hidden", 0),
+        hidden=(SVE, RET),
+        asking=(0xD5380600, RET),  # mrs x0, id_aa64isar0_el1
+    )
+    assert scanned(code).required == {"sve"}
 
 
 EXCLUSIVE = (

@@ -138,12 +138,68 @@ def test_code_in_main_is_required_despite_queries_elsewhere(build):
     assert code.required >= {"avx"}
 
 
-def test_constructors_are_required(build):
-    source = (
-        "double a[64], b; __attribute__((constructor)) static void first(void) { b = a[0] * a[1] + a[2]; }"
-    )
-    source += f"int asks(void) {{ return {CPUID}; }}"
+MUSL = """
+_start: xor %rbp, %rbp; lea _DYNAMIC(%rip), %rsi; mov %rsp, %rdi; call start_c; .skip 64, 0x90
+start_c: {start_c}
+start: mov _init@GOTPCREL(%rip), %rcx; mov main@GOTPCREL(%rip), %rdi; jmp main
+asking: cpuid
+.weak _DYNAMIC; .hidden _DYNAMIC; .globl _start, _init
+.section .init, "ax"
+_init: ret
+"""
+
+
+@pytest.mark.parametrize("options", [("-static", "-no-pie"), ("-pie",), ("-pie", "-Wl,--no-relax")])
+@pytest.mark.parametrize("start_c", ["", "lea start(%rip), %rax; jmp *%rax; .skip 64, 0x90"])
+def test_main_of_musls_programs_is_found(build, tmp_path, options, start_c):
+    """Its start code has no frames, so that nothing tells its functions apart in a stripped file."""
+    start = tmp_path / "start.s"
+    start.write_text(MUSL.format(start_c=start_c))
+    code = scanned(build(PROGRAM, str(start), "-march=haswell", "-s", "-nostdlib", "-fPIE", *options))
+    assert "cpuid" in code.signs
+    assert code.required >= {"avx", "fma"}
+
+
+@pytest.mark.parametrize("word", ["static", ""])
+def test_constructors_are_required(build, word):
+    first = f"__attribute__((constructor)) {word} void first(void)"
+    source = f"double a[64], b; {first} {{ b = a[0] * a[1] + a[2]; }} int asks(void) {{ return {CPUID}; }}"
     assert scanned(build(source, "-shared", "-fPIC", "-mfma", "-s")).required == {"avx", "fma"}
+
+
+def test_pointers_are_read_where_they_are_asked_for():
+    """From the file, from relocations, and from relocations against symbols of the file."""
+    symbols = (
+        bytes(24) + struct.pack("<IBBHQQ", 1, 18, 0, 7, 0x5000, 8) + struct.pack("<IBBHQQ", 1, 18, 0, 0, 0, 0)
+    )
+    relocations = [
+        (0x1008, 8, 0, 0x4000),  # relative
+        (0x1010, 1, 1, 16),
+        (0x1018, 1, 2, 0),  # of another file's symbol
+        (0x1020, 1, 3, 0),  # of none
+        (0x1028, 7, 1, 0),  # of another kind
+        (0x0FF8, 8, 0, 0x4000),  # at other places
+        (0x1030, 8, 0, 0x4000),
+    ]
+    table = b"".join(struct.pack("<QIIq", *row) for row in relocations)
+    array = struct.pack("<6Q", 0x3000, 0, 0, 0, 0, 0)
+    raw = symbols + table + array
+    sections = (
+        Section(".dynsym", 0, len(symbols), 2, 0x100),
+        Section(".rela.dyn", len(symbols), len(table), 2, 0x200),
+        Section(".init_array", len(symbols + table), len(array), 3, 0x1000),
+    )
+    headers, window = Elf(machine=62, linked=True, sections=sections), Window(io.BytesIO(raw), 0, len(raw))
+    places = [range(0x1000, 0x1030), range(0x1000, 0x1008), range(0x10, 0x18)]
+    pointers = list(functions.list_pointers(headers, window, places))
+    assert pointers == [(0x1000, 0x3000), (0x1008, 0x4000), (0x1010, 0x5010)]
+    assert not list(functions.list_pointers(headers, window, []))
+
+
+def test_constructor_of_another_library_is_not_required(build):
+    source = 'void other(void); __attribute__((section(".init_array"))) void (*it)(void) = other;'
+    source += FAST.format(name="sum") + "double (*used)(double *) = sum;"
+    assert not scanned(build(source, "-shared", "-fPIC")).required
 
 
 @pytest.mark.parametrize(
@@ -160,6 +216,43 @@ def test_file_named_after_a_cpu_is_dispatched(build, name, chosen):
     code = scanned(build(source, "-shared", "-fPIC"), name)
     assert (code.chosen >= HASWELL) == chosen
     assert (code.required >= HASWELL) == (not chosen)
+
+
+@pytest.mark.parametrize("options", [(), ("-no-pie",)])
+def test_program_requires_its_flags_whatever_its_path(build, options):
+    code = scanned(build(PROGRAM, "-march=haswell", *options), "/usr/local/bin/train-znver4")
+    assert code.required >= {"avx", "fma"}
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "chosen"),
+    [
+        ("sum_avx2", elf.X86_64, True),
+        ("N_AVX512_SKX", elf.X86_64, True),
+        ("sum_avxvnni.part.0", elf.X86_64, True),
+        ("sgemm_kernel_ZEN", elf.X86_64, True),
+        ("_ZN8simdjson7haswell6stage1EPKhmN", elf.X86_64, True),
+        ("_Z7sum_avxPd", elf.X86_64, True),
+        ("bgemm_beta_NEOVERSEN2", elf.AARCH64, True),
+        ("dot_ARMV9SME", elf.AARCH64, True),
+        ("_ZN2np10qsort_simd13QSort_ASIMDHPIsEEvPT_l", elf.AARCH64, True),
+        ("_ZN3hwy18N_NEON_WITHOUT_AES4SortEv", elf.AARCH64, True),
+        ("put_8tap_neon", elf.AARCH64, True),
+        ("hamming_popcnt", elf.X86_64, True),
+        ("__aarch64_ldadd4_acq_rel", elf.AARCH64, True),
+        ("sum_neon", elf.X86_64, False),  # of another machine
+        ("sum_avx2", elf.AARCH64, False),
+        ("popcnt", elf.X86_64, False),
+        ("zen_garden", elf.X86_64, False),
+        ("lse_forward", elf.AARCH64, False),
+        ("neon_paint", elf.AARCH64, False),
+        ("amxml_parse", elf.X86_64, False),
+        ("cortex_step", elf.AARCH64, False),
+        ("_Z9" + "9" * 190, elf.X86_64, False),
+    ],
+)
+def test_names_of_functions_tell_their_cpus(name, machine, chosen):
+    assert dispatch.is_cpu_specific_name(name, machine) is chosen
 
 
 def test_code_without_symbols_is_decoded(build):
@@ -284,6 +377,29 @@ def test_tzcnt_runs_on_any_cpu(build):
     source = "int main(int n, char **v) { return __builtin_ctz(n); }"
     assert not scanned(build(source, "-march=x86-64")).functions
     assert not scanned(build(source, "-mbmi")).functions
+
+
+@pytest.mark.parametrize(
+    ("code", "required"),
+    [
+        ("pfadd %mm1, %mm0; femms", {"3dnow"}),
+        ("pswapd %mm1, %mm0", {"3dnowext"}),
+        ("prefetchw (%rdi)", set()),
+        (".byte 0xd5, 0x10, 0x01, 0xc0", {"apx"}),  # add r16, rax
+        (".byte 0x66, 0xd5, 0x10, 0x01, 0xc0", {"apx"}),  # add r16w, ax
+        (".byte 0xd5, 0x90, 0xaf, 0xc8; vpaddd %ymm0, %ymm1, %ymm2", {"apx", "avx2"}),  # imul ecx, r16d
+        (".byte 0xd5, 0x18, 0x81, 0xc0, 1, 2, 3, 4; nop", {"apx"}),  # add r16, 0x04030201
+        (".byte 0xd5, 0x10, 0x74, 0x00", set()),  # reserved
+        (".byte 0xd5, 0x10, 0xd5", set()),
+    ],
+)
+def test_instructions_that_are_no_longer_or_not_yet_usual_are_known(build, code, required):
+    assert scanned(build(f'int main(void) {{ asm volatile("{code}"); return 0; }}')).required == required
+
+
+def test_data_that_looks_like_apx_is_ignored(build):
+    data = 'asm(".section .text\\n.rept 99\\n.byte 0xd5, 0x10, 0x01, 0xc0\\n.endr\\n.previous");'
+    assert not scanned(build(data + "int main(void) { return 0; }", "-s")).functions
 
 
 def test_file_without_sections_is_not_decoded(build):
