@@ -60,13 +60,14 @@ class _SourcedPackage:
         self.files = files
         self._capabilities = [ComputeCapability(*map(int, text.split("."))) for text in capabilities]
         parsed = {path: modules.parse_module(path, raw) for path, raw in sorted(sources.items())}
-        self._modules = {module.name: module for module in parsed.values() if module}
+        package = modules.make_package(module for module in parsed.values() if module)
+        self._modules = package.modules
         # Modules that cannot be read may load what they name.
         self._unread = [sources[path] for path, module in parsed.items() if module is None]
         self._readings: dict[str, ModuleReading] = {}
         for name, module in self._modules.items():
             try:
-                self._readings[name] = ModuleReading(module, self._modules, files, self._capabilities, budget)
+                self._readings[name] = ModuleReading(module, package, files, self._capabilities, budget)
             except ExhaustedError:
                 self._unread.append(sources[module.path])
 

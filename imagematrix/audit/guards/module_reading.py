@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from imagematrix.audit.guards.evaluation import FunctionOutcome, SourceEvent
-    from imagematrix.audit.guards.modules import Function, PythonModule
+    from imagematrix.audit.guards.modules import Function, PythonModule, PythonPackage
     from imagematrix.audit.guards.values import ComputeCapability, Line
 
 FLAG, USE, LOAD = "flag", "use", "load"
@@ -63,13 +63,13 @@ def loads_file(text: str, path: str) -> bool:
 class ModuleReading:
     """A module of a package. Raises ExhaustedError if evaluating it takes too many steps.
 
-    `package` are the package's modules by their names, `files` its files with device code.
+    `files` are those of the package with device code.
     """
 
     def __init__(
         self,
         module: PythonModule,
-        package: Mapping[str, PythonModule],
+        package: PythonPackage,
         files: Sequence[str],
         capabilities: Sequence[ComputeCapability],
         budget: StepBudget,
@@ -83,8 +83,18 @@ class ModuleReading:
         self._runs: Sequence[_Run] = ()
         imports_file = modules.collect_imported(module) & {*map(modules.make_dotted_name, files)}
         if imports_file or self._may_load_file():
-            self._marks = {path: self._find_marks(path) for path in files}
-            self._runs = self._evaluate()
+            tops = [self._start_evaluation(capability, {}) for capability in capabilities]
+            for evaluation in tops:
+                evaluation.evaluate_module(module.name)
+            loads = [
+                event
+                for evaluation in tops
+                for event in self._list_events(evaluation)
+                if event.kind == LOAD and event.function is None
+            ]
+            self._marks = {path: self._find_marks(path, loads) for path in files}
+            loaders = {name for evaluation in tops for name in evaluation.list_loaders(module.name)}
+            self._runs = self._evaluate(loaders)
 
     def _may_load_file(self) -> bool:
         """Whether the module loads files, and a text in it has a file's name up to the first digit."""
@@ -205,7 +215,7 @@ class ModuleReading:
         }
         names |= {
             node.name
-            for module in self._package.values()
+            for module in self._package.modules.values()
             if module is not self.module
             for node, _ in module.functions
             if node.name in imported and modules.has_query(module.mentions[id(node)])
@@ -236,17 +246,9 @@ class ModuleReading:
                 names |= modules.collect_mentioned(test.func)
         return frozenset(names)
 
-    def _find_marks(self, path: str) -> dict[str, str]:
+    def _find_marks(self, path: str, loads: Iterable[SourceEvent]) -> dict[str, str]:
         """Return the names that loading a file at the top binds: its own, and those that tell of failure."""
-        lines: set[int] = set()
-        for capability in self._capabilities:
-            evaluation = self._start_evaluation(capability, {})
-            evaluation.evaluate_module(self.module.name)
-            lines |= {
-                event.line
-                for event in self._list_events(evaluation)
-                if event.kind == LOAD and event.function is None and loads_file(event.name, path)
-            }
+        lines = {event.line for event in loads if loads_file(event.name, path)}
         marks: dict[str, str] = {}
         for line in lines:
             blocks, statement = _find_statement(self.module.tree.body, line)
@@ -262,14 +264,14 @@ class ModuleReading:
     def _start_evaluation(self, capability: ComputeCapability, marks: Mapping[str, str]) -> Evaluation:
         return Evaluation(self._package, capability, marks, self._budget)
 
-    def _evaluate(self) -> Sequence[_Run]:
+    def _evaluate(self, loaders: Iterable[str]) -> Sequence[_Run]:
         """Evaluate the module for each capability: what loads a file, and what reads something of a load.
 
         These begin with the functions that others may call. Functions that no evaluation then has visited
         are evaluated, too.
         """
         marks = {name: kind for by_name in self._marks.values() for name, kind in by_name.items()}
-        direct = {*map(get_stem, self._files), *LOADERS, *marks, OPERATORS}
+        direct = {*map(get_stem, self._files), *LOADERS, *loaders, *marks, OPERATORS}
         reaching = self._find_mentioning(direct, frozenset())
         functions = self.module.functions
         roots = [
@@ -295,7 +297,7 @@ class ModuleReading:
         within = any(name in mentions[id(node)] for node, _ in self.module.functions if node.name != name)
         return not (private and within) or any(
             isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names)
-            for module in self._package.values()
+            for module in self._package.modules.values()
             if module is not self.module
             for node in ast.walk(module.tree)
         )

@@ -305,10 +305,11 @@ def _contains(container: object, member: object) -> object:
 
 
 def is_vague(option: object) -> bool:
-    """Whether a part of a constant is unknown."""
+    """Whether a part of a constant is unknown, or is none of those that are followed."""
     if isinstance(option, tuple):
         return any(map(is_vague, option))
-    return option is ANY or (isinstance(option, str) and "*" in option)
+    plain = option is None or isinstance(option, bool | int | float | str)
+    return not plain or (isinstance(option, str) and "*" in option)
 
 
 def names_file(pattern: str, path: str) -> bool:

@@ -294,6 +294,377 @@ def test_what_is_no_guard(source):
     assert used(source) is None
 
 
+def uses_on_older_gpus(source, **others):
+    """Whether an older GPU needs the file for all that is said, where another module uses it on 9.0 only."""
+    found = used(source, guarded=GUARDED, **others)
+    return found is None or "8.0" in found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Lists and dictionaries change after they were made.
+        """
+        def run(paths):
+            found = []
+            for path in paths:
+                found.append(path)
+            if found:
+                from . import _hopper_C
+        """,
+        """
+        def run(paths):
+            seen = []
+            seen.extend(paths)
+            if not seen:
+                return
+            from . import _hopper_C
+        """,
+        """
+        OPTIONS = {"fast": False}
+        def configure(fast):
+            OPTIONS["fast"] = fast
+        def run():
+            if OPTIONS["fast"] or OPTIONS.get("fast"):
+                from . import _hopper_C
+        """,
+        f"""
+        MAJORS = [9]
+        def register(major):
+            MAJORS.append(major)
+        def run():
+            if {MAJOR} in MAJORS:
+                from . import _hopper_C
+        """,
+        f"""
+        def run(majors=None):
+            known = majors = [9]
+            known += load()
+            if {MAJOR} in majors:
+                from . import _hopper_C
+        """,
+        f"""
+        def run():
+            majors = [9]
+            load(majors)
+            if {MAJOR} not in majors:
+                return
+            from . import _hopper_C
+        """,
+        # Loops go round more than once, and end in the middle.
+        """
+        def run(names):
+            kind = None
+            for name in names:
+                if is_installed(name):
+                    kind = name
+                    break
+            if kind is not None:
+                from . import _hopper_C
+        """,
+        """
+        def run(names):
+            found = False
+            for name in names:
+                if is_installed(name):
+                    found = True
+                    continue
+            if found:
+                from . import _hopper_C
+        """,
+        """
+        def run():
+            tries = 0
+            while tries < 3:
+                tries += 1
+            if tries == 3:
+                from . import _hopper_C
+        """,
+        f"""
+        def run(names):
+            lowest = 9
+            for name in names:
+                if is_installed(name):
+                    lowest = 8
+                    break
+            if {MAJOR} >= lowest:
+                from . import _hopper_C
+        """,
+        f"""
+        def run(names):
+            lowest = 9
+            for name in names:
+                if {MAJOR} >= lowest:
+                    from . import _hopper_C
+                lowest = 8
+        """,
+        f"""
+        def run(names):
+            lowest = 9
+            while lowest := find(names, lowest):
+                if {MAJOR} == 9 and check():
+                    break
+            else:
+                if {MAJOR} >= lowest:
+                    from . import _hopper_C
+        """,
+        # Blocks end where something fails.
+        f"""
+        def run():
+            lowest = 9
+            try:
+                if probe():
+                    lowest = 8
+                    raise RuntimeError
+            except RuntimeError:
+                pass
+            if {MAJOR} >= lowest:
+                from . import _hopper_C
+        """,
+        f"""
+        def run():
+            lowest = 9
+            with contextlib.suppress(RuntimeError):
+                lowest = 8
+                probe()
+                lowest = 9
+            if {MAJOR} >= lowest:
+                from . import _hopper_C
+        """,
+        f"""
+        def run(mode):
+            lowest = 9
+            match mode:
+                case [*_, 8 as lowest] if lowest:
+                    pass
+                case "old":
+                    lowest = 8
+                case {{"lowest": 8, **rest}}:
+                    return rest
+                case _:
+                    pass
+            if {MAJOR} >= lowest:
+                from . import _hopper_C
+        """,
+        # Others bind names.
+        f"""
+        def run():
+            lowest = 9
+            def lower():
+                nonlocal lowest
+                lowest = 8
+            visit(lower)
+            if {MAJOR} >= lowest:
+                from . import _hopper_C
+        """,
+        f"""
+        LOWEST = 9
+        def lower():
+            global LOWEST
+            LOWEST = 8
+        lower()
+        if {MAJOR} >= LOWEST:
+            from . import _hopper_C
+        """,
+        f"""
+        lowest = 9
+        def run(lowest):
+            def load():
+                if {MAJOR} >= lowest:
+                    from . import _hopper_C
+            visit(load)
+        """,
+    ],
+)
+def test_what_else_is_known_of_a_name_hides_no_use(source):
+    assert uses_on_older_gpus(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("MAJORS = [9]\ndef run():\n    if {MAJOR} in MAJORS:\n        from . import _hopper_C\n", ["9.0"]),
+        (
+            """
+def run():
+    known = False
+    for device in devices:
+        known = {MAJOR} == 9
+        if known:
+            break
+    if known:
+        from . import _hopper_C
+""",
+            ["9.0"],
+        ),
+        (
+            """
+def run():
+    try:
+        hopper = {MAJOR} == 9
+    except RuntimeError:
+        hopper = False
+    if hopper:
+        from . import _hopper_C
+""",
+            ["9.0"],
+        ),
+        (
+            """
+def run():
+    if not torch.cuda.is_available() or TYPE_CHECKING:
+        major = 9
+    else:
+        major = {MAJOR}
+    while True:
+        if major == 9:
+            from . import _hopper_C
+""",
+            ["9.0"],
+        ),
+    ],
+)
+def test_constants_and_answers_are_followed(source, expected):
+    assert used(source.replace("{MAJOR}", MAJOR)) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        """
+        class Backend:
+            @property
+            def generic(self):
+                return self.settings.generic
+            def run(self):
+                if self.generic:
+                    return None
+                from . import _hopper_C
+        """,
+        f"""
+        class Backend:
+            @property
+            def lowest(self):
+                return self.settings.lowest
+            def run(self):
+                if {MAJOR} != self.lowest:
+                    return None
+                from . import _hopper_C
+        """,
+        f"""
+        class Base:
+            lowest = 9
+            def run(self):
+                if {MAJOR} >= self.lowest:
+                    from . import _hopper_C
+        class Middle(Base): pass
+        class Derived(Middle):
+            lowest = 8
+        """,
+        f"""
+        class Base:
+            def run(self):
+                if self.fits():
+                    from . import _hopper_C
+            def fits(self):
+                return {MAJOR} == 9
+        class Derived(it.Base):
+            def fits(self):
+                return True
+        """,
+        f"""
+        class Backend:
+            lowest = 9
+            def __init__(self, older):
+                if older:
+                    self.lowest = 8
+            def run(self):
+                if {MAJOR} >= self.lowest:
+                    from . import _hopper_C
+        """,
+        f"""
+        class Backend:
+            def __init__(self, forced):
+                self.hopper = True
+                if not forced:
+                    self.hopper = {MAJOR} == 9
+            def run(self):
+                if self.hopper:
+                    from . import _hopper_C
+        """,
+    ],
+)
+def test_attributes_that_may_have_another_value_hide_no_use(source):
+    assert uses_on_older_gpus(source)
+
+
+def test_attributes_that_another_module_assigns_hide_no_use():
+    source = f"""
+    LOWEST = 9
+    class Settings:
+        lowest = 9
+    def run():
+        if {MAJOR} >= Settings.lowest or {MAJOR} >= LOWEST:
+            from . import _hopper_C
+    """
+    assert not uses_on_older_gpus(source)
+    assert uses_on_older_gpus(source, other="from pkg.it import Settings\nSettings.lowest = 8\n")
+    assert uses_on_older_gpus(source, other="from pkg import it\nit.LOWEST = 8\n")
+
+
+@pytest.mark.parametrize(
+    ("decorator", "first", "call"),
+    [
+        ("staticmethod", "", "Platform.within(80, 90)"),
+        ("staticmethod", "", "self.within(80, 90)"),
+        ("classmethod", "cls, ", "Platform.within(80, 90)"),
+        ("classmethod", "cls, ", "self.within(low=80, high=90)"),
+        ("functools.cache", "self, ", "Platform.within(self, 80, 90)"),
+        ("functools.cache", "self, ", "self.within(80, 90)"),
+    ],
+)
+def test_arguments_of_methods_are_bound_as_python_does(decorator, first, call):
+    source = f"""
+    class Platform:
+        @{decorator}
+        def within({first}low, high):
+            return low <= {MAJOR} * 10 + {CAPABILITY}[1] <= high
+        def run(self):
+            if {call}:
+                from . import _hopper_C
+    """
+    assert used(source) == ["8.0", "8.6", "8.9", "9.0"]
+
+
+def test_question_with_keywords_states_the_capability():
+    source = """
+    def run():
+        if platform.is_device_capability(device_id=0, capability=90):
+            from . import _hopper_C
+    """
+    assert used(source) == ["9.0"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ctypes import CDLL as load\ndef run():\n    load(join(HERE, '_hopper_C.abi3.so'))\n",
+        "def run():\n    load = ctypes.CDLL\n    load('pkg/_hopper_C.abi3.so')\n",
+        "load = CDLL\ndef run():\n    load('pkg/_hopper_C.abi3.so')\n",
+        "def run():\n    importlib.import_module(package='pkg', name='._hopper_C')\n",
+        "def run():\n    importlib.import_module(*('._hopper_C', 'pkg'))\n",
+        "def run(module=importlib.import_module('pkg._hopper_C')):\n    module.run()\n",
+        "run = lambda module=importlib.import_module('pkg._hopper_C'): module.run()\n",
+        "class Kernels(importlib.import_module('pkg._hopper_C').Kernels): pass\n",
+        "@importlib.import_module('pkg._hopper_C').register\nclass Kernels: pass\n",
+        "class Kernels(metaclass=importlib.import_module('pkg._hopper_C').Kind): pass\n",
+        "def run():\n    return [n for n in names if importlib.import_module('pkg._hopper_C')]\n",
+    ],
+)
+def test_ways_to_load(source):
+    assert uses_on_older_gpus(source)
+
+
 def test_question_in_another_module_is_no_guard():
     assert used(LOADED, other=GUARDED.replace("_hopper_C", "_other_C")) is None
     assert used(LOADED, other=GUARDED) is None
