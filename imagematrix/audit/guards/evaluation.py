@@ -433,7 +433,7 @@ class Evaluation:
             value = self.evaluate(item.context_expr, frame)
             if item.optional_vars:
                 self._bind(item.optional_vars, make_unknown(value), frame)
-        if not any("suppress" in collect_mentioned(item.context_expr) for item in node.items):
+        if not any("suppress" in collect_mentioned(ast.walk(item.context_expr)) for item in node.items):
             return self._run_block(node.body, frame)
         names = self._copy_names(frame.names)
         with _collect_bound_values(frame) as bound:
@@ -497,6 +497,7 @@ class Evaluation:
         return True
 
     def _add_event(self, kind: str, name: str, line: int, frame: _Frame) -> None:
+        self._spend_steps()
         self.events.append(SourceEvent(kind, name, frame.module.name, line, frame.function, frame.doubt))
 
     # Expressions
@@ -521,9 +522,7 @@ class Evaluation:
         return make_unknown(*parts)
 
     def _evaluate_constant(self, node: ast.Constant, _: _Frame) -> PossibleValue:
-        plain = node.value is None or isinstance(node.value, bool | int | float | str)
-        short = not isinstance(node.value, str) or len(node.value) <= values.LONGEST
-        return make_constant(node.value) if plain and short else UNKNOWN_VALUE
+        return make_constant(node.value) if values.is_followed(node.value) else UNKNOWN_VALUE
 
     def _evaluate_name(self, node: ast.Name, frame: _Frame) -> PossibleValue:
         name = node.id
@@ -578,7 +577,7 @@ class Evaluation:
 
         # What the function is decides, if its source is there; then what its name is known for.
         spread = "**" in keywords or any(isinstance(argument, ast.Starred) for argument in node.args)
-        routines = [option for option in called.options or () if isinstance(option, Routine)]
+        routines = _list_routines(called)
         results = [
             self._evaluate_routine(routine, owner, [] if spread else arguments, keywords, spread=spread)
             for routine in routines
@@ -702,10 +701,10 @@ class Evaluation:
 
     def _call_escaped(self, value: PossibleValue) -> None:
         """Evaluate functions that are passed on, as anybody may call them."""
-        for option in value.options or ():
-            if isinstance(option, Routine) and id(option.node) not in self.visited and self._depth < DEEPEST:
+        for routine in _list_routines(value):
+            if id(routine.node) not in self.visited and self._depth < DEEPEST:
                 with contextlib.suppress(_EndedError):
-                    self._call_routine(option, [], {}, entered=True)
+                    self._call_routine(routine, [], {}, entered=True)
 
     def _add_loads(self, name: str, node: ast.Call, argument: PossibleValue, frame: _Frame) -> None:
         if argument.question:
@@ -761,10 +760,13 @@ class Evaluation:
         separators = [option for option in options if isinstance(option, str)]
         if not separators:
             return _join_path(arguments)
-        parts = next(iter(arguments[0].options or [None]))
-        if not isinstance(parts, tuple) or values.is_vague(parts):
+        parts = arguments[0].options or frozenset([values.ANY])
+        if any(values.is_vague(option) or not isinstance(option, tuple) for option in parts):
             return None
-        return make_constant(separators[0].join(map(str, parts)), arguments[0].question)
+        texts = {separator.join(map(str, option)) for separator in separators for option in parts}
+        if len(texts) > values.MOST or not all(map(values.is_followed, texts)):
+            return None
+        return replace(make_unknown(arguments[0]), options=frozenset(texts), hints=frozenset())
 
     def _evaluate_format(self, node: ast.JoinedStr, frame: _Frame) -> PossibleValue:
         result = make_constant("")
@@ -972,6 +974,14 @@ def _collect_bound_values(frame: _Frame) -> Iterator[Mapping[str, PossibleValue]
         frame.bound.pop()
 
 
+def _list_routines(value: PossibleValue) -> list[Routine]:
+    """Return the functions that a value may be, in the order of their places."""
+    routines = [option for option in value.options or () if isinstance(option, Routine)]
+    return sorted(
+        routines, key=lambda routine: (routine.module, routine.node.lineno, routine.node.col_offset)
+    )
+
+
 def _list_defaults(signature: ast.arguments) -> list[ast.expr]:
     return [*signature.defaults, *filter(None, signature.kw_defaults)]
 
@@ -1015,5 +1025,7 @@ def _compute(function: Callable[..., object], arguments: Sequence[PossibleValue]
         return None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         result = function(*constants)
+        if not values.is_followed(result):
+            return None
         return replace(make_unknown(*arguments), options=frozenset([result]), hints=frozenset())
     return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from imagematrix.audit.guards import capability_queries
+from imagematrix.common.groups import group_values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LONGEST = 512 << 10  # bytes of a module; longer ones count as unreadable
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -24,7 +25,15 @@ READING = (
 READING_FUNCTIONS = frozenset({"all", "any", "len", "max", "min", "print", "sorted", "str", "tuple"})
 READING_METHODS = frozenset({"count", "get", "index", "items", "keys", "values"})
 ANCESTORS = 64  # of a class that are followed
-UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedClass:
+    """A class with the names of its bases, and the names that it or its functions may define."""
+
+    name: str
+    bases: frozenset[str]
+    defined: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +42,9 @@ class PythonModule:
 
     `functions` are those at its top and in its classes, each with the name of its class or None. `mentions`
     are the names in a function, by its identity. `rebound` are the names at the top that functions assign,
-    and `shared` those of functions that inner ones assign.
+    and `shared` those of functions that inner ones assign. `mentioned` are all names in the module, `texts`
+    its constants, `imported` the full names of what it imports, and `imported_names` the names that it takes
+    from other modules. `assigned` and `changed` are those of PythonPackage. `size` is the number of parts.
     """
 
     path: str
@@ -43,6 +54,14 @@ class PythonModule:
     mentions: Mapping[int, frozenset[str]] = field(default_factory=dict)
     rebound: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
+    mentioned: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+    imported: frozenset[str] = frozenset()
+    imported_names: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+    classes: tuple[DerivedClass, ...] = ()
+    size: int = 0
 
     def resolve_import(self, name: str | None, level: int) -> str:
         """Return the full name of what a relative import names."""
@@ -60,13 +79,18 @@ class PythonPackage:
 
     `assigned` are the attributes that are assigned anywhere, but for those of an object while it is made.
     `changed` are the names under which a list may change, and `overridden` what classes that are derived from
-    a class define, by its name.
+    a class define, by its name. By names, `importers` are the modules that import a module of the package,
+    `takers` those that import a name from another one, and `asking` those with such a function that asks for
+    the capability.
     """
 
     modules: Mapping[str, PythonModule]
     assigned: frozenset[str]
     changed: frozenset[str]
     overridden: Mapping[str, frozenset[str]]
+    importers: Mapping[str, Sequence[str]]
+    takers: Mapping[str, Sequence[str]]
+    asking: Mapping[str, Sequence[str]]
 
 
 def make_dotted_name(path: str) -> str:
@@ -85,18 +109,37 @@ def parse_module(path: str, raw: bytes) -> PythonModule | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(raw.decode("utf-8-sig"))
-        functions = tuple(_list_functions(tree.body))
-        return PythonModule(
-            path=path,
-            name=make_dotted_name(path),
-            tree=tree,
-            functions=functions,
-            mentions={id(function): collect_mentioned(function) for function, _ in functions},
-            rebound=_collect_declared(tree, ast.Global),
-            shared=_collect_declared(tree, ast.Nonlocal),
-        )
-    except UNREADABLE:
+        return _describe_module(path, tree)
+    except Exception:  # noqa: BLE001 - of a hostile source, anything may be too much
         return None
+
+
+def _describe_module(path: str, tree: ast.Module) -> PythonModule:
+    nodes = list(ast.walk(tree))
+    functions = tuple(_list_functions(tree.body))
+    module = PythonModule(
+        path=path,
+        name=make_dotted_name(path),
+        tree=tree,
+        functions=functions,
+        mentions={id(function): collect_mentioned(ast.walk(function)) for function, _ in functions},
+        rebound=_collect_declared(nodes, ast.Global),
+        shared=_collect_declared(nodes, ast.Nonlocal),
+        mentioned=collect_mentioned(nodes),
+        texts=frozenset(
+            node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ),
+        imported_names=frozenset(
+            alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        ),
+        assigned=_collect_assigned(nodes, functions),
+        changed=_collect_changed(nodes),
+        classes=tuple(
+            _describe_class(node) for node in nodes if isinstance(node, ast.ClassDef) and node.bases
+        ),
+        size=len(nodes),
+    )
+    return replace(module, imported=_collect_imported(module, nodes))
 
 
 def _list_functions(body: list[ast.stmt]) -> Iterator[tuple[Function, str | None]]:
@@ -113,10 +156,10 @@ def _list_functions(body: list[ast.stmt]) -> Iterator[tuple[Function, str | None
         waiting += [(statement, inside) for block in reversed(blocks) for statement in reversed(block)]
 
 
-def collect_mentioned(node: ast.AST) -> frozenset[str]:
-    """Return the names in a part of a module: variables, attributes, and what it imports."""
+def collect_mentioned(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """Return the names in nodes: variables, attributes, and what they import."""
     names: set[str] = set()
-    for part in ast.walk(node):
+    for part in nodes:
         if isinstance(part, ast.Name):
             names.add(part.id)
         elif isinstance(part, ast.Attribute):
@@ -126,8 +169,8 @@ def collect_mentioned(node: ast.AST) -> frozenset[str]:
     return frozenset(names)
 
 
-def _collect_declared(tree: ast.Module, kind: type[ast.Global | ast.Nonlocal]) -> frozenset[str]:
-    return frozenset(name for node in ast.walk(tree) if isinstance(node, kind) for name in node.names)
+def _collect_declared(nodes: list[ast.AST], kind: type[ast.Global | ast.Nonlocal]) -> frozenset[str]:
+    return frozenset(name for node in nodes if isinstance(node, kind) for name in node.names)
 
 
 def collect_bound(nodes: Iterable[ast.AST]) -> frozenset[str]:
@@ -155,37 +198,47 @@ def get_last_name(node: ast.AST) -> str:
 def make_package(modules: Iterable[PythonModule]) -> PythonPackage:
     """Return the package of some modules."""
     by_name = {module.name: module for module in modules}
-    trees = [module.tree for module in by_name.values()]
+    importers = ((name, module.name) for module in by_name.values() for name in module.imported)
+    takers = ((name, module.name) for module in by_name.values() for name in module.imported_names)
+    asking = (
+        (node.name, module.name)
+        for module in by_name.values()
+        for node, _ in module.functions
+        if has_query(module.mentions[id(node)])
+    )
     return PythonPackage(
         modules=by_name,
-        assigned=frozenset().union(*map(_collect_assigned, by_name.values())),
-        changed=frozenset().union(*map(_collect_changed, trees)),
-        overridden=_find_overridden(
-            node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-        ),
+        assigned=frozenset().union(*(module.assigned for module in by_name.values())),
+        changed=frozenset().union(*(module.changed for module in by_name.values())),
+        overridden=_find_overridden([derived for module in by_name.values() for derived in module.classes]),
+        importers=group_values((name, importer) for name, importer in importers if name in by_name),
+        takers=group_values(takers),
+        asking=group_values(asking),
     )
 
 
-def _collect_assigned(module: PythonModule) -> frozenset[str]:
+def _collect_assigned(
+    nodes: list[ast.AST], functions: Iterable[tuple[Function, str | None]]
+) -> frozenset[str]:
     """Return the attributes that a module assigns, but for those of an object that is made."""
     own = {
         id(part)
-        for node, inside in module.functions
+        for node, inside in functions
         if inside and node.name == "__init__"
         for part in ast.walk(node)
         if isinstance(part, ast.Attribute) and get_last_name(part.value) == "self"
     }
     return frozenset(
         part.attr
-        for part in ast.walk(module.tree)
+        for part in nodes
         if isinstance(part, ast.Attribute) and not isinstance(part.ctx, ast.Load) and id(part) not in own
     )
 
 
-def _collect_changed(tree: ast.Module) -> frozenset[str]:
+def _collect_changed(nodes: list[ast.AST]) -> frozenset[str]:
     """Return the names under which a list may change: all that are not only compared, looked up or looped."""
     changed: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if not _keeps_lists(node):
             changed.update(
                 get_last_name(child)
@@ -208,35 +261,33 @@ def _keeps_lists(node: ast.AST) -> bool:
     return isinstance(node, READING)
 
 
-def _find_overridden(classes: Iterable[ast.ClassDef]) -> Mapping[str, frozenset[str]]:
+def _describe_class(node: ast.ClassDef) -> DerivedClass:
+    parts = list(ast.walk(node))
+    attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
+    bases = frozenset(map(get_last_name, node.bases))
+    return DerivedClass(name=node.name, bases=bases, defined=collect_bound(parts) | attributes)
+
+
+def _find_overridden(classes: Iterable[DerivedClass]) -> Mapping[str, frozenset[str]]:
     """Return by the name of a class what classes that are derived from it define."""
-    bases: dict[str, set[str]] = {}
-    defined: dict[str, set[str]] = {}
-    for node in classes:
-        names = set(map(get_last_name, node.bases))
-        if names:
-            bases.setdefault(node.name, set()).update(names)
-            parts = list(ast.walk(node))
-            attributes = (part.attr for part in parts if isinstance(part, ast.Attribute))
-            defined.setdefault(node.name, set()).update(collect_bound(parts), attributes)
+    by_name = group_values((derived.name, derived) for derived in classes)
     overridden: dict[str, set[str]] = {}
-    for name, names in defined.items():
+    for name, derived in by_name.items():
         ancestors: dict[str, None] = {}
-        waiting = sorted(bases[name])
-        while waiting and len(ancestors) < ANCESTORS:
-            base = waiting.pop()
-            if base not in ancestors:
-                ancestors[base] = None
-                waiting += sorted(bases.get(base, ()))
+        waiting = [name]
+        while waiting and len(ancestors) <= ANCESTORS:
+            bases = {base for one in by_name.get(waiting.pop(), ()) for base in one.bases}
+            waiting += sorted(bases - ancestors.keys())
+            ancestors |= dict.fromkeys(sorted(bases))
         for base in ancestors:
-            overridden.setdefault(base, set()).update(names)
+            overridden.setdefault(base, set()).update(*(one.defined for one in derived))
     return {name: frozenset(names) for name, names in overridden.items()}
 
 
-def collect_imported(module: PythonModule) -> frozenset[str]:
+def _collect_imported(module: PythonModule, nodes: list[ast.AST]) -> frozenset[str]:
     """Return the full names of what a module imports: modules, and names in them."""
     names: set[str] = set()
-    for node in ast.walk(module.tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -1,9 +1,11 @@
 """On which GPUs a package uses its files with device code, by its own sources."""
 
 import textwrap
+import time
 
 import pytest
 
+from imagematrix.audit.guards import capability_queries, guards, module_reading, modules
 from imagematrix.audit.guards.evaluation import StepBudget
 from imagematrix.audit.guards.guards import STEPS, find_guards
 
@@ -729,6 +731,12 @@ HOSTILE = [
     "\N{BYTE ORDER MARK}x = 1",
     "x = {}[" + "{}[" * 100 + "1" + "]" * 100 + "]",
     "import importlib\n" + "importlib.import_module('*' * 3)\n" * 20,
+    "s = 'a' * 16\n" + "s = s.join((s, s, s, s, s, s, s, s))\n" * 9,
+    "s = 'aaaaaaaaaaaaaaaa'\n" + "s = s.join((s, s, s, s, s, s, s, s))\n" * 9,
+    f"x = f'{{{0xF << 20_000:#x}}}'",
+    f"x = 'a' + {0xF << 20_000:#x}",
+    f"x = int({'9' * 500!r})\ny = str(x * x)\n",
+    f"x = tuple({'9' * 500!r})\ny = '-'.join(x)\n",
 ]
 
 
@@ -738,6 +746,57 @@ def test_hostile_sources_end_and_guard_nothing(text):
     named = f"from . import _hopper_C\nCAP = {CAPABILITY}\n{text}\n"
     assert used(named, other=GUARDED) is None
     assert told({"it.py": text, "other.py": GUARDED}) is not None or "_hopper_C" in text
+
+
+@pytest.mark.parametrize("step", ["collect_bound", "answer_query", "loads_file"])
+def test_module_whose_reading_fails_may_load_whatever_it_names(monkeypatch, step):
+    def fail(*_):
+        raise KeyError(step)
+
+    places = {"collect_bound": modules, "answer_query": capability_queries, "loads_file": module_reading}
+    assert used(GUARDED) == ["9.0"]
+    monkeypatch.setattr(places[step], step, fail)
+    assert used(f"class Kernels(Base):\n    pass\n{GUARDED}") is None
+
+
+def test_importer_that_cannot_be_read_may_use_what_a_module_carries():
+    guarded = f"{AVAILABLE}def is_supported():\n    return AVAILABLE and {MAJOR} == 9\nimport pkg.it\n"
+    carrier = "import pkg._hopper_C\ndef run(x):\n    return torch.ops._hopper_C.run(x)\n"
+    assert used(carrier, interface=guarded) == ["9.0"]
+    assert used(carrier, interface=guarded, third="from .it import run\n(") is None
+
+
+def test_every_text_that_parts_may_be_joined_to_is_loaded():
+    source = """
+    def load(fast):
+        parts = ("pkg", "_hopper_C") if fast else ("pkg", "_other_C")
+        return importlib.import_module(".".join(parts))
+    """
+    assert uses_on_older_gpus(source)
+    other = {"it.py": source, "other.py": GUARDED.replace("_hopper_C", "_other_C")}
+    assert told(other, "pkg/_other_C.abi3.so") is None
+
+
+def test_modules_of_a_package_have_a_limited_number_of_parts(monkeypatch):
+    monkeypatch.setattr(guards, "MOST_PARTS", 200)
+    assert used(GUARDED) == ["9.0"]
+    assert used(GUARDED, other="x;" * 100) == ["9.0"]
+    assert used("x;" * 50 + GUARDED) is None
+
+
+def test_time_grows_with_the_functions_of_a_package():
+    def count(number):
+        calls = "".join(f"def _f{n}():_hopper_C\n" for n in range(number))
+        source = (
+            f"from pkg import _hopper_C\n{calls}def go():\n    {'; '.join(f'_f{n}' for n in range(number))}\n"
+        )
+        budget = StepBudget(STEPS)
+        started = time.process_time()
+        find_guards({"pkg/it.py": source.encode(), "pkg/a.py": b"x\n" * 500}, FILES, ["8.0", "9.0"], budget)
+        return time.process_time() - started
+
+    count(10)
+    assert count(600) < 12 * count(100)
 
 
 def test_steps_are_limited_for_all_packages_together():
