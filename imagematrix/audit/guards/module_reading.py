@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FLAG, USE, LOAD = "flag", "use", "load"
 OPERATORS = "ops"  # of PyTorch: torch.ops.NAME has what an extension registers
 BLOCKS = (ast.Try, ast.TryStar, ast.With, ast.If)
+PATH = re.compile(r"[\w./-]+")
 COMPARED = 16  # pairs of texts or sets that are compared in one step
 LOOKS = 4  # passes over the functions of a module, each of which follows one call further
 
@@ -116,14 +117,17 @@ class ModuleReading:
             raise ExhaustedError
 
     def find_use(self, path: str) -> Use | None:
-        """Return the use of a file, or None if the module does not load it."""
+        """Return the use of a file, or None if the module does not load it.
+
+        A module that names the file, and loads it in no way that is known, may use it on any GPU.
+        """
         self._spend_steps(sum(len(run.events) for run in self._runs) // COMPARED)
         loading = [
             [event for event in run.events if event.kind == LOAD and loads_file(event.name, path)]
             for run in self._runs
         ]
         if not any(loading):
-            return None
+            return Use(used=[True] * len(self._capabilities)) if get_stem(path) in self._named else None
         used_from_top = self._find_use_from_top(path)
         used = [
             any(event.function for event in events)
@@ -136,6 +140,12 @@ class ModuleReading:
             line=None if all(used) else self._find_deciding_line(path, used, loading),
             doubt=min(doubts, default=None),
         )
+
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        """The names of modules and files in the texts that are nothing but such a name."""
+        paths = filter(PATH.fullmatch, self.module.texts)
+        return frozenset(name for path in paths for name in re.split(r"[./]", path))
 
     def _find_deciding_line(
         self, path: str, used: Sequence[bool], loading: Sequence[Sequence[SourceEvent]]

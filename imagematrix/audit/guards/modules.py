@@ -65,12 +65,7 @@ class PythonModule:
 
     def resolve_import(self, name: str | None, level: int) -> str:
         """Return the full name of what a relative import names."""
-        if not level:
-            return name or ""
-        parts = self.name.split(".")
-        package = parts if self.path.endswith("/__init__.py") else parts[:-1]
-        base = package[: len(package) - level + 1]
-        return ".".join([*base, *([name] if name else [])])
+        return resolve_import(self.name, self.path, name, level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +94,16 @@ def make_dotted_name(path: str) -> str:
     stem = name.partition(".")[0]
     parts = [*(folder.split("/") if folder else []), *([] if stem == "__init__" else [stem])]
     return ".".join(parts)
+
+
+def resolve_import(module: str, path: str, name: str | None, level: int) -> str:
+    """Return the full name of what a relative import in a module names."""
+    if not level:
+        return name or ""
+    parts = module.split(".")
+    package = parts if path.endswith("/__init__.py") else parts[:-1]
+    base = package[: len(package) - level + 1]
+    return ".".join([*base, *([name] if name else [])])
 
 
 def parse_module(path: str, raw: bytes) -> PythonModule | None:

@@ -638,6 +638,13 @@ def test_arguments_of_methods_are_bound_as_python_does(decorator, first, call):
     assert used(source) == ["8.0", "8.6", "8.9", "9.0"]
 
 
+@pytest.mark.parametrize("text", ["_hopper_C", "pkg._hopper_C", "._hopper_C", "kernels/_hopper_C.abi3.so"])
+def test_module_that_names_a_file_and_loads_it_in_an_unknown_way_may_use_it(text):
+    source = f"def run():\n    return functools.partial(find, {text!r})()\n"
+    assert uses_on_older_gpus(source)
+    assert not uses_on_older_gpus(source.replace(text, f"{text}::op"))
+
+
 def test_question_with_keywords_states_the_capability():
     source = """
     def run():
