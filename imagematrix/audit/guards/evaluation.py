@@ -172,7 +172,7 @@ class Evaluation:
     """The modules of a `package`, evaluated for a GPU of a `capability`.
 
     `marks` are the names at the top of modules whose reading is an event, each with its kind. Raises
-    ExhaustedError if that takes too many steps, or a module nests too deeply.
+    ExhaustedError if that takes too many steps, and RecursionError if a module nests too deeply.
     """
 
     def __init__(
@@ -204,10 +204,7 @@ class Evaluation:
             names: dict[str, PossibleValue] = {}
             self._tops[name] = names
             frame = _Frame(module=module, names=names, function=None, top=True)
-            try:
-                self._run_block(module.tree.body, frame)
-            except RecursionError as error:
-                raise ExhaustedError from error
+            self._run_block(module.tree.body, frame)
             changed = module.rebound | (self._package.assigned & frame.names.keys())
             self._tops[name] = frame.names | dict.fromkeys(changed, UNKNOWN_VALUE)
         return self._tops[name]
@@ -223,15 +220,12 @@ class Evaluation:
     def evaluate_function(self, routine: Routine) -> FunctionOutcome:
         """Evaluate a function with unknown arguments; a method on an object that its class has made."""
         self.evaluate_module(routine.module)
-        try:
-            if routine.inside:
-                key = routine.module, routine.inside
-                if key not in self._made_objects:
-                    self._made_objects[key] = self._make_object(*key)
-                self._objects[key] = dict(self._made_objects[key])
-            return self._call_routine(routine, [], {}, entered=True)
-        except RecursionError as error:
-            raise ExhaustedError from error
+        if routine.inside:
+            key = routine.module, routine.inside
+            if key not in self._made_objects:
+                self._made_objects[key] = self._make_object(*key)
+            self._objects[key] = dict(self._made_objects[key])
+        return self._call_routine(routine, [], {}, entered=True)
 
     def _make_object(self, module: str, name: str) -> dict[str, PossibleValue]:
         """Return the attributes of an object: those of its class, and what `__init__` assigns."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from imagematrix.audit.guards import modules
 from imagematrix.audit.guards.module_reading import ModuleReading, get_stem
+from imagematrix.audit.guards.package_sources import WORD
 from imagematrix.audit.guards.values import ComputeCapability, Line
 
 TYPE_CHECKING = False
@@ -61,8 +62,7 @@ class _SourcedPackage:
     ) -> None:
         self.files = files
         self._capabilities = [ComputeCapability(*map(int, text.split("."))) for text in capabilities]
-        # Modules that cannot be read may load and import what they name.
-        self._unread: list[bytes] = []
+        self._unread: set[bytes] = set()
         parsed = []
         remaining = MOST_PARTS
         for path, raw in sorted(sources.items()):
@@ -73,19 +73,22 @@ class _SourcedPackage:
                 parsed.append(module)
                 remaining -= module.size
             else:
-                self._unread.append(raw)
+                self._leave_unread(raw)
         self._package = modules.make_package(parsed)
         self._readings: dict[str, ModuleReading] = {}
         for name, module in self._package.modules.items():
             try:
                 self._readings[name] = ModuleReading(module, self._package, files, self._capabilities, budget)
             except Exception:  # noqa: BLE001 - whatever fails in a hostile source, it is not read
-                self._unread.append(sources[module.path])
+                self._leave_unread(sources[module.path])
 
-    def _may_name(self, word: str) -> bool:
-        """Whether a module that cannot be read has a word."""
-        pattern = modules.make_word_pattern(frozenset([word]))
-        return any(pattern.search(raw) for raw in self._unread)
+    def _leave_unread(self, raw: bytes) -> None:
+        """Keep the words of a module that cannot be read: it may load and import what it names."""
+        self._unread.update(WORD.findall(raw))
+
+    def _may_name(self, name: str) -> bool:
+        """Whether modules that cannot be read have the words of a name."""
+        return bool(self._unread) and self._unread.issuperset(WORD.findall(name.encode()))
 
     def find_guard(self, path: str) -> SourceGuard | None:
         """Return the guard of a file, or None if there is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import warnings
 from dataclasses import dataclass, field, replace
 
@@ -304,10 +303,3 @@ def _collect_imported(module: PythonModule, nodes: list[ast.AST]) -> frozenset[s
 def has_query(names: frozenset[str]) -> bool:
     """Whether one of some names is that of a question for the capability."""
     return any(map(capability_queries.is_query, names))
-
-
-def make_word_pattern(names: frozenset[str]) -> re.Pattern[bytes]:
-    """Return the pattern of a text with one of some names as a word."""
-    return re.compile(
-        rb"(?<![\w])(?:" + b"|".join(re.escape(name.encode()) for name in sorted(names)) + rb")(?![\w])"
-    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
 
 from imagematrix.audit.guards import capability_queries, modules
 from imagematrix.audit.guards.module_reading import get_stem
@@ -16,7 +15,7 @@ from imagematrix.common.groups import group_values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
     from typing import BinaryIO
 
@@ -63,66 +62,49 @@ class PackageSources:
         for paths, coded in packages:
             if not 1 < len(coded) <= MOST_FILES:
                 continue
-            kept = {path: self._places[path] for path in paths if path in self._places}
-            sources = _StoredSources(self._file, kept)
-            chosen = _choose_sources(sources, frozenset(map(get_stem, coded)))
+            kept = [path for path in paths if path in self._places]
+            chosen = _choose_sources(kept, self._read_source, frozenset(map(get_stem, coded)))
             # Of too many, none: a part of them could lack the one that uses a file on all GPUs.
-            if sum(kept[path][1] for path in chosen) <= MOST_TEXT:
-                yield from ((path, sources[path]) for path in chosen)
+            if sum(self._places[path][1] for path in chosen) <= MOST_TEXT:
+                yield from ((path, self._read_source(path)) for path in chosen)
 
-
-class _StoredSources(Mapping[str, bytes]):
-    """Sources at places in a file, which are read one by one: together they may take much memory."""
-
-    def __init__(self, file: BinaryIO, places: Mapping[str, tuple[int, int]]) -> None:
-        self._file = file
-        self._places = places
-
-    def __getitem__(self, path: str) -> bytes:
+    def _read_source(self, path: str) -> bytes:
         start, length = self._places[path]
         self._file.seek(start)
         return self._file.read(length)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-
-def _choose_sources(sources: Mapping[str, bytes], stems: frozenset[str]) -> list[str]:
+def _choose_sources(paths: Sequence[str], read: Callable[[str], bytes], stems: frozenset[str]) -> list[str]:
     """Return the sources that name files, and those that answer their questions.
 
-    Of the others that import a module which names a file and asks nothing, one is enough to show that there
-    are such.
+    They are read one by one, as together they may take much memory. Of the others that import a module which
+    names a file and asks nothing, one is enough to show that there are such.
     """
     # A name such as kernels_sm90 may be made of its beginning and a number.
     beginnings = (re.match(r"[A-Za-z_]{3,}(?=\d)", stem) for stem in stems)
     words = {*stems, *(match[0] for match in beginnings if match)}
     naming = _Beginnings(max(WORD.findall(word.encode()), key=len, default=b"") for word in words)
-    chosen = dict.fromkeys(path for path, text in sources.items() if any(naming.find(WORD.findall(text))))
-    names = {path: modules.make_dotted_name(path.partition("-packages/")[2]) for path in sources}
+    chosen = dict.fromkeys(path for path in paths if any(naming.find(WORD.findall(read(path)))))
+    names = {path: modules.make_dotted_name(path.partition("-packages/")[2]) for path in paths}
     silent = {
-        names[path]
-        for path in chosen
-        if not path.endswith("/__init__.py") and _is_silent(sources[path], naming)
+        names[path] for path in chosen if not path.endswith("/__init__.py") and _is_silent(read(path), naming)
     }
-    unchosen = sorted(sources.keys() - chosen.keys())
+    unchosen = sorted({*paths} - chosen.keys())
     for path in unchosen:
-        found = _find_imported(sources[path], path, names[path], silent) if silent else set()
+        found = _find_imported(read(path), path, names[path], silent) if silent else set()
         if found:
             chosen[path] = None
             silent -= found
     imported = {
         name.decode().rpartition(".")[2]
         for path in chosen
-        for match in IMPORTED.finditer(sources[path])
+        for match in IMPORTED.finditer(read(path))
         for name in filter(None, match.groups())
     }
     answering = (
         path
         for path, name in names.items()
-        if name.rpartition(".")[2] in imported and capability_queries.QUESTION.search(sources[path])
+        if name.rpartition(".")[2] in imported and capability_queries.QUESTION.search(read(path))
     )
     return [*chosen, *(path for path in answering if path not in chosen)]
 

@@ -524,6 +524,19 @@ def run():
 """,
             ["9.0"],
         ),
+        (
+            """
+def run():
+    lowest: int = max(8, 9)
+    try:
+        probe()
+    except RuntimeError as error:
+        lowest = int("9")
+    if lowest == {MAJOR}:
+        from . import _hopper_C
+""",
+            ["9.0"],
+        ),
     ],
 )
 def test_constants_and_answers_are_followed(source, expected):
@@ -804,6 +817,27 @@ def test_time_grows_with_the_functions_of_a_package():
 
     count(10)
     assert count(600) < 12 * count(100)
+
+
+class CountingBudget(StepBudget):
+    """A budget that knows what was spent."""
+
+    spent = 0
+
+    def spend(self, steps):
+        self.spent += steps
+        return super().spend(steps)
+
+
+def test_each_file_that_is_looked_up_takes_steps():
+    load = GUARDED.replace("from . import _hopper_C", "import_module('pkg._hopper_C')")
+    source = {"pkg/it.py": f"{load}{'import a; ' * 20}{[*map(str, range(500))]}\n".encode()}
+    files = [HOPPER, *(f"pkg/A{n}.so" for n in range(500))]
+    one, all_files = CountingBudget(STEPS), CountingBudget(STEPS)
+    assert find_guards(source, [HOPPER], EVERY, one) == find_guards(source, files, EVERY, all_files) != {}
+    assert all_files.spent > one.spent + 10_000
+    assert find_guards(source, files, EVERY, StepBudget(all_files.spent)) != {}
+    assert find_guards(source, files, EVERY, StepBudget(all_files.spent - 1)) == {}
 
 
 def test_steps_are_limited_for_all_packages_together():
