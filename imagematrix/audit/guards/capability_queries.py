@@ -40,6 +40,7 @@ COMPARING = {
     "is_device_capability": "Eq",
     "is_device_capability_family": "family",
 }
+STATING = ("capability", "major", "minor")  # the names of these arguments
 SUPPORTED = re.compile(r"is_sm(\d{2,3})[af]?_supported", re.ASCII)
 # Whether the text of a module may ask.
 QUESTION = re.compile(

@@ -1,8 +1,9 @@
 """What a module does on a GPU of one capability, as far as that depends on nothing else.
 
-Each question for the capability is answered; all else is unknown. A condition that is known takes one branch,
-an unknown one takes both, one after the other, and their results are joined. Nothing of the module runs: its
-calls of other functions are unknown values, and each step counts against a limit.
+Each question for the capability is answered. A condition takes one branch if such an answer decides it, or if
+it is a literal. Any other one takes both, one after the other, and their results are joined, for what else is
+known of a name may change where nobody looks. Nothing of the module runs: its calls of other functions are
+unknown values, and each step counts against a limit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from imagematrix.audit.guards import capability_queries, values
-from imagematrix.audit.guards.modules import FUNCTIONS, collect_mentioned
+from imagematrix.audit.guards.capability_queries import COMPARING
+from imagematrix.audit.guards.modules import FUNCTIONS, collect_bound, collect_mentioned, get_last_name
 from imagematrix.audit.guards.values import (
     UNKNOWN_VALUE,
     ComputeCapability,
@@ -29,25 +31,26 @@ from imagematrix.audit.guards.values import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from imagematrix.audit.guards.modules import Function, PythonModule
+    from imagematrix.audit.guards.modules import Function, PythonModule, PythonPackage
 
 STEPS = 40_000  # nodes that are evaluated for one capability, twice what the largest module of vLLM takes
 DEEPEST = 12  # functions that call each other
 CHEAP = 16  # names that are copied in one step
 TYPING = "TYPE_CHECKING"  # false in a program
-LOADERS = {  # functions that load a file or a module, with the argument that names it
-    "CDLL": 0,
-    "ExtensionFileLoader": 1,
-    "LoadLibrary": 0,
-    "PyDLL": 0,
-    "__import__": 0,
-    "dlopen": 0,
-    "import_module": 0,
-    "load_dynamic": 1,
-    "load_library": 0,
-    "spec_from_file_location": 1,
+# Functions that load a file or a module, with the place and the name of the argument that names it.
+LOADERS = {
+    "CDLL": (0, "name"),
+    "ExtensionFileLoader": (1, "path"),
+    "LoadLibrary": (0, "name"),
+    "PyDLL": (0, "name"),
+    "__import__": (0, "name"),
+    "dlopen": (0, "name"),
+    "import_module": (0, "name"),
+    "load_dynamic": (1, "path"),
+    "load_library": (0, "path"),
+    "spec_from_file_location": (1, "location"),
 }
 # Functions and methods that return their first argument, or their object, as a path or a text.
 SAME = frozenset(
@@ -66,6 +69,8 @@ BUILTINS: Mapping[str, Callable[..., object]] = {
     "min": min,
     "tuple": tuple,
 }
+
+READING = frozenset({*BUILTINS, *COMPARING, "get", "join", "map"})  # functions that keep no list
 
 
 class StepBudget:
@@ -90,18 +95,34 @@ class _EndedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """A function of a module. `inside` is the name of its class."""
+    """A function of a module.
+
+    `inside` is the name of its class, and `captured` are the names of the functions around it.
+    """
 
     module: str
     node: Function
     inside: str | None = None
+    captured: frozenset[str] = frozenset()
+
+    def has_decorator(self, name: str) -> bool:
+        """Whether it has a decorator of a name."""
+        return name in map(get_last_name, self.node.decorator_list)
 
 
 @dataclass(frozen=True, slots=True)
 class _OwnObject:
-    """An object of a class of the module at hand."""
+    """A class of the module at hand, or an object that is made of it."""
 
     module: str
+    name: str
+    made: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """A function that loads a file or a module, by its name."""
+
     name: str
 
 
@@ -138,27 +159,31 @@ class _Frame:
     names: dict[str, PossibleValue]
     function: str | None
     inside: str | None = None
+    captured: frozenset[str] = frozenset()
     top: bool = False
+    # What names were bound to since each of the blocks began that may end anywhere.
+    bound: list[dict[str, PossibleValue]] = field(default_factory=list)
     returns: list[PossibleValue] = field(default_factory=list)
     question: Line | None = None
     doubt: Line | None = None
 
 
 class Evaluation:
-    """The modules of a package, evaluated for a GPU of a `capability`.
+    """The modules of a `package`, evaluated for a GPU of a `capability`.
 
     `marks` are the names at the top of modules whose reading is an event, each with its kind. Raises
-    ExhaustedError if that takes too many steps, or a module nests too deeply.
+    ExhaustedError if that takes too many steps, and RecursionError if a module nests too deeply.
     """
 
     def __init__(
         self,
-        modules: Mapping[str, PythonModule],
+        package: PythonPackage,
         capability: ComputeCapability,
         marks: Mapping[str, str],
         budget: StepBudget,
     ) -> None:
-        self._modules = modules
+        self._package = package
+        self._modules = package.modules
         self._capability = capability
         self._marks = marks
         self._budget = budget
@@ -167,6 +192,7 @@ class Evaluation:
         self._tops: dict[str, dict[str, PossibleValue]] = {}
         self._objects: dict[tuple[str, str], dict[str, PossibleValue]] = {}
         self._made_objects: dict[tuple[str, str], dict[str, PossibleValue]] = {}
+        self._bound_names: dict[int, frozenset[str]] = {}  # by loop
         self.events: list[SourceEvent] = []
         self.cuts: list[tuple[str, int, Line]] = []  # module, line and question of conditions that decided
         self.visited: set[int] = set()
@@ -178,36 +204,36 @@ class Evaluation:
             names: dict[str, PossibleValue] = {}
             self._tops[name] = names
             frame = _Frame(module=module, names=names, function=None, top=True)
-            try:
-                self._run_block(module.tree.body, frame)
-            except RecursionError as error:
-                raise ExhaustedError from error
-            self._tops[name] = frame.names | dict.fromkeys(module.rebound, UNKNOWN_VALUE)
+            self._run_block(module.tree.body, frame)
+            changed = module.rebound | (self._package.assigned & frame.names.keys())
+            self._tops[name] = frame.names | dict.fromkeys(changed, UNKNOWN_VALUE)
         return self._tops[name]
+
+    def list_loaders(self, name: str) -> list[str]:
+        """Return the names at the top of a module that are those of functions that load files."""
+        return [
+            loader
+            for loader, value in self.evaluate_module(name).items()
+            if any(isinstance(option, _Loader) for option in value.options or ())
+        ]
 
     def evaluate_function(self, routine: Routine) -> FunctionOutcome:
         """Evaluate a function with unknown arguments; a method on an object that its class has made."""
         self.evaluate_module(routine.module)
-        try:
-            if routine.inside:
-                key = routine.module, routine.inside
-                if key not in self._made_objects:
-                    self._made_objects[key] = self._make_object(*key)
-                self._objects[key] = dict(self._made_objects[key])
-            return self._call_routine(routine, [], {}, entered=True)
-        except RecursionError as error:
-            raise ExhaustedError from error
+        if routine.inside:
+            key = routine.module, routine.inside
+            if key not in self._made_objects:
+                self._made_objects[key] = self._make_object(*key)
+            self._objects[key] = dict(self._made_objects[key])
+        return self._call_routine(routine, [], {}, entered=True)
 
     def _make_object(self, module: str, name: str) -> dict[str, PossibleValue]:
-        """Return the attributes of an object: those of its class, and what only `__init__` assigns."""
+        """Return the attributes of an object: those of its class, and what `__init__` assigns."""
         attributes = self._objects.setdefault((module, name), {})
-        changed: set[str] = set()
         for node, inside in self._modules[module].functions:
             if inside == name and node.name == "__init__":
                 self._call_routine(Routine(module, node, name), [], {}, entered=True)
-            elif inside == name:
-                changed |= self._modules[module].assigned[id(node)]
-        return attributes | dict.fromkeys(changed, UNKNOWN_VALUE)
+        return attributes
 
     # Statements: each returns whether the next one may be reached.
 
@@ -227,9 +253,9 @@ class Evaluation:
         if self._steps > STEPS or not self._budget.spend(count):
             raise ExhaustedError
 
-    def _copy_names(self, frame: _Frame) -> dict[str, PossibleValue]:
-        self._spend_steps(len(frame.names) // CHEAP)
-        return dict(frame.names)
+    def _copy_names(self, names: Mapping[str, PossibleValue]) -> dict[str, PossibleValue]:
+        self._spend_steps(len(names) // CHEAP)
+        return dict(names)
 
     def _run_expression(self, node: ast.Expr | ast.Delete, frame: _Frame) -> bool:
         if isinstance(node, ast.Expr):
@@ -237,18 +263,21 @@ class Evaluation:
         return True
 
     def _run_definition(self, node: Function, frame: _Frame) -> bool:
-        for decorator in node.decorator_list:
-            self.evaluate(decorator, frame)
+        self._evaluate_all([*node.decorator_list, *_list_defaults(node.args)], frame)
         inside = frame.inside if frame.top else None
-        frame.names[node.name] = make_constant(Routine(frame.module.name, node, inside))
+        captured = frozenset() if frame.top else frame.captured.union(self._copy_names(frame.names))
+        routine = make_constant(Routine(frame.module.name, node, inside, captured))
+        self._bind_name(node.name, routine, frame)
         if not frame.top:
-            self._call_escaped(frame.names[node.name])
+            self._call_escaped(routine)
         return True
 
     def _run_class(self, node: ast.ClassDef, frame: _Frame) -> bool:
-        inner = replace(frame, names=self._copy_names(frame), inside=node.name, top=frame.top)
+        keywords = [keyword.value for keyword in node.keywords]
+        self._evaluate_all([*node.decorator_list, *node.bases, *keywords], frame)
+        inner = replace(frame, names=self._copy_names(frame.names), inside=node.name, bound=[])
         self._run_block(node.body, inner)
-        frame.names[node.name] = make_constant(_OwnObject(frame.module.name, node.name))
+        self._bind_name(node.name, make_constant(_OwnObject(frame.module.name, node.name)), frame)
         self._objects[frame.module.name, node.name] = {
             name: value for name, value in inner.names.items() if frame.names.get(name) is not value
         }
@@ -267,15 +296,15 @@ class Evaluation:
     def _run_jump(self, *_: object) -> bool:
         return False
 
-    def _run_assignment(self, node: ast.Assign, frame: _Frame) -> bool:
-        value = self.evaluate(node.value, frame)
-        for target in node.targets:
-            self._bind(target, value, frame)
-        return True
-
-    def _run_annotated_assignment(self, node: ast.AnnAssign, frame: _Frame) -> bool:
+    def _run_assignment(self, node: ast.Assign | ast.AnnAssign, frame: _Frame) -> bool:
+        """Bind targets; a list that nothing changes by its only name is what it was made of."""
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        name = get_last_name(targets[0]) if len(targets) == 1 else ""
+        is_fixed = name and name not in self._package.changed
         if node.value:
-            self._bind(node.target, self.evaluate(node.value, frame), frame)
+            value = (self._evaluate_fixed if is_fixed else self.evaluate)(node.value, frame)
+            for target in targets:
+                self._bind(target, value, frame)
         return True
 
     def _run_augmented_assignment(self, node: ast.AugAssign, frame: _Frame) -> bool:
@@ -285,10 +314,18 @@ class Evaluation:
         self._bind(target, values.calculate(type(node.op).__name__, before, value), frame)
         return True
 
+    def _bind_name(self, name: str, value: PossibleValue, frame: _Frame) -> None:
+        """Bind a name; what other functions bind, too, is unknown."""
+        if name in (frame.module.rebound if frame.top else frame.module.shared):
+            value = make_unknown(value)
+        frame.names[name] = value
+        for bound in frame.bound:
+            bound[name] = join_values([bound.get(name, value), value])
+
     def _bind(self, target: ast.expr, value: PossibleValue, frame: _Frame) -> None:
         self._spend_steps()
         if isinstance(target, ast.Name):
-            frame.names[target.id] = value
+            self._bind_name(target.id, value, frame)
         elif isinstance(target, ast.Tuple | ast.List):
             starred = any(isinstance(element, ast.Starred) for element in target.elts)
             for index, element in enumerate(target.elts):
@@ -299,15 +336,21 @@ class Evaluation:
             owner = self.evaluate(target.value, frame)
             for option in owner.options or ():
                 if isinstance(option, _OwnObject):
-                    self._objects.setdefault((option.module, option.name), {})[target.attr] = value
+                    attributes = self._objects.setdefault((option.module, option.name), {})
+                    attributes[target.attr] = join_values([attributes.get(target.attr, value), value])
         elif isinstance(target, ast.Subscript):
             self._call_escaped(value)
+
+    @staticmethod
+    def _decide(test: ast.expr, value: PossibleValue) -> bool | None:
+        """Return whether a condition holds on each GPU of the capability; None if it may or may not."""
+        return get_truth(value) if value.question or _is_literal(test) else None
 
     def _run_branches(
         self, test: ast.expr, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt], frame: _Frame
     ) -> bool:
         condition = self.evaluate(test, frame)
-        truth = get_truth(condition)
+        truth = self._decide(test, condition)
         if truth is not None:
             if condition.question:
                 self.cuts.append((frame.module.name, test.lineno, condition.question))
@@ -319,7 +362,7 @@ class Evaluation:
         before = frame.doubt
         frame.doubt = before or condition.question
         doubt = frame.doubt
-        names = self._copy_names(frame)
+        names = self._copy_names(frame.names)
         body_continues = self._run_block(body, frame)
         names_after_body = frame.names
         self._set_names(frame, names)
@@ -347,15 +390,35 @@ class Evaluation:
         if frame.top and frame.inside is None:
             self._tops[frame.module.name] = names
 
+    def _go_on(
+        self, frame: _Frame, names: dict[str, PossibleValue], bound: Mapping[str, PossibleValue]
+    ) -> None:
+        """Go on after a block that may end at any statement: with the names before it, or bound in it."""
+        self._set_names(frame, names)
+        self._merge_names(frame, bound)
+
+    def _list_bound_names(self, loop: ast.For | ast.AsyncFor | ast.While) -> frozenset[str]:
+        if id(loop) not in self._bound_names:
+            nodes = list(ast.walk(loop))
+            self._spend_steps(len(nodes) // CHEAP)
+            self._bound_names[id(loop)] = collect_bound(nodes)
+        return self._bound_names[id(loop)]
+
     def _run_loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: _Frame) -> bool:
-        names = self._copy_names(frame)
-        if isinstance(node, ast.While):
-            if get_truth(self.evaluate(node.test, frame)) is not False:
+        iterated = None if isinstance(node, ast.While) else make_unknown(self.evaluate(node.iter, frame))
+        names = self._copy_names(frame.names)
+        # An earlier round may have bound what a round begins with.
+        for name in self._list_bound_names(node):
+            frame.names[name] = make_unknown(frame.names.get(name, UNKNOWN_VALUE))
+        with _collect_bound_values(frame) as bound:
+            if isinstance(node, ast.While):
+                skips = self._decide(node.test, self.evaluate(node.test, frame)) is False
+            else:
+                self._bind(node.target, iterated or UNKNOWN_VALUE, frame)
+                skips = False
+            if not skips:
                 self._run_block(node.body, frame)
-        else:
-            self._bind(node.target, make_unknown(self.evaluate(node.iter, frame)), frame)
-            self._run_block(node.body, frame)
-        self._merge_names(frame, names)
+        self._go_on(frame, names, bound)
         self._run_block(node.orelse, frame)
         return True
 
@@ -364,52 +427,55 @@ class Evaluation:
             value = self.evaluate(item.context_expr, frame)
             if item.optional_vars:
                 self._bind(item.optional_vars, make_unknown(value), frame)
-        names = self._copy_names(frame)
-        continues = self._run_block(node.body, frame)
-        suppresses = any("suppress" in collect_mentioned(item.context_expr) for item in node.items)
-        if suppresses:
-            self._merge_names(frame, names)
-        return continues or suppresses
+        if not any("suppress" in collect_mentioned(ast.walk(item.context_expr)) for item in node.items):
+            return self._run_block(node.body, frame)
+        names = self._copy_names(frame.names)
+        with _collect_bound_values(frame) as bound:
+            self._run_block(node.body, frame)
+        self._go_on(frame, names, bound)
+        return True
 
     def _run_try(self, node: ast.Try, frame: _Frame) -> bool:
-        names = self._copy_names(frame)
-        continues = self._run_block(node.body, frame) and self._run_block(node.orelse, frame)
+        names = self._copy_names(frame.names)
+        with _collect_bound_values(frame) as bound:
+            continues = self._run_block(node.body, frame)
+        continues = continues and self._run_block(node.orelse, frame)
         branches: list[dict[str, PossibleValue]] = [frame.names] if continues else []
         # A handler begins with what was bound before the block, or somewhere in it.
-        failed = _Frame(module=frame.module, names=dict(names), function=frame.function)
-        self._merge_names(failed, frame.names)
+        self._go_on(frame, names, bound)
+        failed = frame.names
         for handler in node.handlers:
-            frame.names = dict(failed.names)
+            self._set_names(frame, self._copy_names(failed))
             if handler.name:
-                frame.names[handler.name] = UNKNOWN_VALUE
+                self._bind_name(handler.name, UNKNOWN_VALUE, frame)
             if self._run_block(handler.body, frame):
                 branches.append(frame.names)
-        if not branches:
-            self._set_names(frame, dict(failed.names))
-            self._run_block(node.finalbody, frame)
-            return False
+        self._join_branches(frame, branches or [failed])
+        return self._run_block(node.finalbody, frame) and bool(branches)
+
+    def _join_branches(self, frame: _Frame, branches: Sequence[dict[str, PossibleValue]]) -> None:
         self._set_names(frame, branches[0])
         for branch in branches[1:]:
             self._merge_names(frame, branch)
-        return self._run_block(node.finalbody, frame)
 
     def _run_match(self, node: ast.Match, frame: _Frame) -> bool:
         self.evaluate(node.subject, frame)
-        names = self._copy_names(frame)
+        branches = [frame.names]
         for case in node.cases:
-            frame.names = dict(names)
-            for pattern in ast.walk(case.pattern):
-                for name in (getattr(pattern, "name", None), getattr(pattern, "rest", None)):
-                    if isinstance(name, str):
-                        frame.names[name] = UNKNOWN_VALUE
-            self._run_block(case.body, frame)
-        self._merge_names(frame, names)
+            self._set_names(frame, self._copy_names(branches[0]))
+            for name in collect_bound(ast.walk(case.pattern)):
+                self._bind_name(name, UNKNOWN_VALUE, frame)
+            if case.guard:
+                self.evaluate(case.guard, frame)
+            if self._run_block(case.body, frame):
+                branches.append(frame.names)
+        self._join_branches(frame, branches)
         return True
 
     def _run_import(self, node: ast.Import, frame: _Frame) -> bool:
         for alias in node.names:
             self._add_event("load", alias.name, node.lineno, frame)
-            frame.names[alias.asname or alias.name.partition(".")[0]] = UNKNOWN_VALUE
+            self._bind_name(alias.asname or alias.name.partition(".")[0], UNKNOWN_VALUE, frame)
         return True
 
     def _run_import_from(self, node: ast.ImportFrom, frame: _Frame) -> bool:
@@ -418,13 +484,14 @@ class Evaluation:
         for alias in node.names:
             full_name = f"{base}.{alias.name}"
             self._add_event("load", full_name, node.lineno, frame)
-            value = UNKNOWN_VALUE
+            value = make_constant(_Loader(alias.name)) if alias.name in LOADERS else UNKNOWN_VALUE
             if base in self._modules and full_name not in self._modules:
                 value = self.evaluate_module(base).get(alias.name, UNKNOWN_VALUE)
-            frame.names[alias.asname or alias.name] = value
+            self._bind_name(alias.asname or alias.name, value, frame)
         return True
 
     def _add_event(self, kind: str, name: str, line: int, frame: _Frame) -> None:
+        self._spend_steps()
         self.events.append(SourceEvent(kind, name, frame.module.name, line, frame.function, frame.doubt))
 
     # Expressions
@@ -434,6 +501,10 @@ class Evaluation:
         self._spend_steps()
         handler = self._EXPRESSIONS.get(type(node))
         return handler(self, node, frame) if handler else self._evaluate_parts(node, frame)
+
+    def _evaluate_all(self, nodes: Iterable[ast.expr], frame: _Frame) -> None:
+        for node in nodes:
+            self._call_escaped(self.evaluate(node, frame))
 
     def _evaluate_parts(self, node: ast.expr, frame: _Frame) -> PossibleValue:
         """Return the value of an expression of another kind: unknown, made from its parts."""
@@ -445,20 +516,22 @@ class Evaluation:
         return make_unknown(*parts)
 
     def _evaluate_constant(self, node: ast.Constant, _: _Frame) -> PossibleValue:
-        plain = node.value is None or isinstance(node.value, bool | int | float | str)
-        short = not isinstance(node.value, str) or len(node.value) <= values.LONGEST
-        return make_constant(node.value) if plain and short else UNKNOWN_VALUE
+        return make_constant(node.value) if values.is_followed(node.value) else UNKNOWN_VALUE
 
     def _evaluate_name(self, node: ast.Name, frame: _Frame) -> PossibleValue:
         name = node.id
         if not frame.top and name in frame.names:
             return frame.names[name]
+        if name in frame.captured:
+            return UNKNOWN_VALUE
         if not frame.top and name in self._marks:
             self._add_event(self._marks[name], name, node.lineno, frame)
         module_names = frame.names if frame.top else self._tops.get(frame.module.name, {})
         if name in module_names:
             return module_names[name]
         implied = {"__file__": frame.module.path, "__name__": frame.module.name, TYPING: False}
+        if name in LOADERS:
+            return make_constant(_Loader(name))
         return make_constant(implied[name]) if name in implied else UNKNOWN_VALUE
 
     def _evaluate_attribute(self, node: ast.Attribute, frame: _Frame) -> PossibleValue:
@@ -478,17 +551,19 @@ class Evaluation:
             )
             return answer or UNKNOWN_VALUE
         member = self._get_member(value, node.attr)
-        return member if member is not UNKNOWN_VALUE else PossibleValue(None, None, value.hints)
+        if member is not UNKNOWN_VALUE:
+            return member
+        return make_constant(_Loader(node.attr)) if node.attr in LOADERS else PossibleValue(hints=value.hints)
 
     def _evaluate_call(self, node: ast.Call, frame: _Frame) -> PossibleValue:
         function = node.func
         owner, called, name = None, UNKNOWN_VALUE, ""
         if isinstance(function, ast.Attribute):
-            owner, name = self.evaluate(function.value, frame), function.attr
+            owner, name = self._evaluate_argument(function.value, function.attr, frame), function.attr
             called = self._get_member(owner, name)
         else:
             called, name = self.evaluate(function, frame), getattr(function, "id", "")
-        arguments = [self.evaluate(argument, frame) for argument in node.args]
+        arguments = [self._evaluate_argument(argument, name, frame) for argument in node.args]
         keywords = {keyword.arg or "**": self.evaluate(keyword.value, frame) for keyword in node.keywords}
         all_arguments = [*arguments, *keywords.values()]
         for value in all_arguments:
@@ -496,9 +571,9 @@ class Evaluation:
 
         # What the function is decides, if its source is there; then what its name is known for.
         spread = "**" in keywords or any(isinstance(argument, ast.Starred) for argument in node.args)
-        routines = [option for option in called.options or () if isinstance(option, Routine)]
+        routines = _list_routines(called)
         results = [
-            self._evaluate_routine(routine, [] if spread else arguments, keywords, spread=spread)
+            self._evaluate_routine(routine, owner, [] if spread else arguments, keywords, spread=spread)
             for routine in routines
         ]
         if any(result.options is not None for result in results):
@@ -509,34 +584,47 @@ class Evaluation:
             if name == "is_cuda" or "cuda" in (getattr(inner, "attr", ""), getattr(inner, "id", "")):
                 return make_constant(True)
         line = Line(frame.module.path, node.lineno)
-        answer = capability_queries.answer_query(name, all_arguments, self._capability, line)
+        stated = arguments or [keywords[key] for key in capability_queries.STATING if key in keywords]
+        answer = capability_queries.answer_query(name, stated, self._capability, line)
         if answer:
             return answer
         if name == "map" and getattr(node.args[0] if node.args else None, "id", "") in PLAIN:
             return arguments[-1]  # of numbers or texts
-        if name in LOADERS:
-            self._add_loads(name, node, all_arguments, frame)
+        loaders = [option.name for option in called.options or () if isinstance(option, _Loader)]
+        for loader in sorted({*loaders, *(LOADERS.keys() & {name})}):
+            index, keyword = LOADERS[loader]
+            is_given = not spread and index < len(arguments)
+            argument = arguments[index] if is_given else make_unknown(*all_arguments)
+            self._add_loads(loader, node, keywords.get(keyword, argument), frame)
         known = self._call_known(name, owner, arguments)
         return known or make_unknown(*results, *([owner] if owner else []), *all_arguments)
 
     def _get_member(self, owner: PossibleValue, name: str) -> PossibleValue:
-        """Return an attribute of an object whose class is in the module."""
+        """Return an attribute of an object whose class is in the module, if nothing else may bind it."""
         objects = [option for option in owner.options or () if isinstance(option, _OwnObject)]
         if len(objects) != 1:
             return UNKNOWN_VALUE
-        return self._objects.get((objects[0].module, objects[0].name), {}).get(name, UNKNOWN_VALUE)
+        value = self._objects.get((objects[0].module, objects[0].name), {}).get(name, UNKNOWN_VALUE)
+        overridden = self._package.overridden.get(objects[0].name, frozenset())
+        return make_unknown(value) if name in self._package.assigned | overridden else value
 
     def _evaluate_routine(
         self,
         routine: Routine,
+        owner: PossibleValue | None,
         arguments: list[PossibleValue],
         keywords: dict[str, PossibleValue],
         *,
         spread: bool,
     ) -> PossibleValue:
+        """Return what a call gives; a method gets an instance unless it is static or that of a class."""
         if self._depth >= DEEPEST:
             return UNKNOWN_VALUE
-        instance = [UNKNOWN_VALUE] if routine.inside else []
+        options = (owner and owner.options) or ()
+        of_class = any(isinstance(option, _OwnObject) and not option.made for option in options)
+        plain = of_class and not routine.has_decorator("classmethod")
+        is_method = routine.inside and not plain and not routine.has_decorator("staticmethod")
+        instance = [UNKNOWN_VALUE] if is_method else []
         outcome = self._call_routine(routine, [*instance, *arguments], keywords, entered=spread)
         if not outcome.returns:
             if outcome.question:
@@ -556,7 +644,13 @@ class Evaluation:
         self.visited.add(id(routine.node))
         module = self._modules[routine.module]
         names = dict(self._bind_parameters(routine, arguments, keywords, entered=entered))
-        frame = _Frame(module=module, names=names, function=routine.node.name, inside=routine.inside)
+        frame = _Frame(
+            module=module,
+            names=names,
+            function=routine.node.name,
+            inside=routine.inside,
+            captured=routine.captured,
+        )
         self._depth += 1
         try:
             reaches_end = self._run_block(routine.node.body, frame)
@@ -586,7 +680,7 @@ class Evaluation:
         for index, parameter in enumerate([*positional, *signature.kwonlyargs]):
             name = parameter.arg
             if index == 0 and routine.inside and name in ("self", "cls"):
-                yield name, make_constant(_OwnObject(routine.module, routine.inside))
+                yield name, make_constant(_OwnObject(routine.module, routine.inside, made=name == "self"))
             elif index < min(len(arguments), len(positional)):
                 yield name, arguments[index]
             elif name in keywords:
@@ -601,18 +695,12 @@ class Evaluation:
 
     def _call_escaped(self, value: PossibleValue) -> None:
         """Evaluate functions that are passed on, as anybody may call them."""
-        for option in value.options or ():
-            if isinstance(option, Routine) and id(option.node) not in self.visited and self._depth < DEEPEST:
+        for routine in _list_routines(value):
+            if id(routine.node) not in self.visited and self._depth < DEEPEST:
                 with contextlib.suppress(_EndedError):
-                    self._call_routine(option, [], {}, entered=True)
+                    self._call_routine(routine, [], {}, entered=True)
 
-    def _add_loads(
-        self, name: str, node: ast.Call, arguments: Sequence[PossibleValue], frame: _Frame
-    ) -> None:
-        index = LOADERS[name]
-        if index >= len(arguments):
-            return
-        argument = arguments[index]
+    def _add_loads(self, name: str, node: ast.Call, argument: PossibleValue, frame: _Frame) -> None:
         if argument.question:
             self.cuts.append((frame.module.name, node.lineno, argument.question))
         for text in argument.texts or frozenset(values.make_text(argument)):
@@ -666,10 +754,13 @@ class Evaluation:
         separators = [option for option in options if isinstance(option, str)]
         if not separators:
             return _join_path(arguments)
-        parts = next(iter(arguments[0].options or [None]))
-        if not isinstance(parts, tuple) or values.is_vague(parts):
+        parts = arguments[0].options or frozenset([values.ANY])
+        if any(values.is_vague(option) or not isinstance(option, tuple) for option in parts):
             return None
-        return make_constant(separators[0].join(map(str, parts)), arguments[0].question)
+        texts = {separator.join(map(str, option)) for separator in separators for option in parts}
+        if len(texts) > values.MOST or not all(map(values.is_followed, texts)):
+            return None
+        return replace(make_unknown(arguments[0]), options=frozenset(texts), hints=frozenset())
 
     def _evaluate_format(self, node: ast.JoinedStr, frame: _Frame) -> PossibleValue:
         result = make_constant("")
@@ -684,6 +775,19 @@ class Evaluation:
             result = values.calculate("Add", result, value)
         return result
 
+    def _evaluate_argument(self, node: ast.expr, function: str, frame: _Frame) -> PossibleValue:
+        """Return the value of an argument or object of a function; one that keeps no list may get one."""
+        return (self._evaluate_fixed if function in READING else self.evaluate)(node, frame)
+
+    def _evaluate_fixed(self, node: ast.expr, frame: _Frame) -> PossibleValue:
+        """Return the value of an expression that nothing changes: also of a list, a set or a dictionary."""
+        if isinstance(node, ast.List | ast.Set):
+            return self._evaluate_sequence(node, frame)
+        return self._evaluate_table(node, frame) if isinstance(node, ast.Dict) else self.evaluate(node, frame)
+
+    def _evaluate_changeable(self, node: ast.List | ast.Set | ast.Dict, frame: _Frame) -> PossibleValue:
+        return make_unknown(self._evaluate_fixed(node, frame))
+
     def _evaluate_sequence(self, node: ast.Tuple | ast.List | ast.Set, frame: _Frame) -> PossibleValue:
         elements = [self.evaluate(element, frame) for element in node.elts]
         for element in elements:
@@ -691,7 +795,7 @@ class Evaluation:
         starred = any(isinstance(element, ast.Starred) for element in node.elts)
         return make_unknown(*elements) if starred else make_tuple(elements)
 
-    def _evaluate_dict(self, node: ast.Dict, frame: _Frame) -> PossibleValue:
+    def _evaluate_table(self, node: ast.Dict, frame: _Frame) -> PossibleValue:
         elements = [self.evaluate(element, frame) for element in node.values]
         keys = [self.evaluate(key, frame) if key else UNKNOWN_VALUE for key in node.keys]
         for element in elements:
@@ -699,7 +803,7 @@ class Evaluation:
         return values.make_table(keys, elements)
 
     def _evaluate_subscript(self, node: ast.Subscript, frame: _Frame) -> PossibleValue:
-        value, index = self.evaluate(node.value, frame), self.evaluate(node.slice, frame)
+        value, index = self._evaluate_fixed(node.value, frame), self.evaluate(node.slice, frame)
         if index.options is None or len(index.options) != 1:
             return make_unknown(value, index)
         item = values.get_item(value, *index.options)
@@ -731,7 +835,7 @@ class Evaluation:
                 if certain:
                     raise
                 break
-            truth = get_truth(value)
+            truth = self._decide(operand, value)
             if truth is decisive:
                 if value.question and not decisive:
                     self.events[before:] = [event for event in self.events[before:] if event.kind != "flag"]
@@ -744,7 +848,7 @@ class Evaluation:
         left = self.evaluate(node.left, frame)
         results: list[PossibleValue] = []
         for operation, comparator in zip(node.ops, node.comparators, strict=True):
-            right = self.evaluate(comparator, frame)
+            right = self._evaluate_fixed(comparator, frame)
             results.append(values.compare(type(operation).__name__, left, right))
             left = right
         failed = next((result for result in results if get_truth(result) is False), None)
@@ -752,7 +856,7 @@ class Evaluation:
 
     def _evaluate_conditional(self, node: ast.IfExp, frame: _Frame) -> PossibleValue:
         condition = self.evaluate(node.test, frame)
-        truth = get_truth(condition)
+        truth = self._decide(node.test, condition)
         if truth is None:
             branches: list[PossibleValue] = []
             for branch in (node.body, node.orelse):
@@ -772,6 +876,7 @@ class Evaluation:
         return value
 
     def _evaluate_lambda(self, node: ast.Lambda, frame: _Frame) -> PossibleValue:
+        self._evaluate_all(_list_defaults(node.args), frame)
         parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         unknown = {parameter.arg: UNKNOWN_VALUE for parameter in parameters}
         inner = replace(frame, names=frame.names | unknown, top=False)
@@ -782,13 +887,14 @@ class Evaluation:
     def _evaluate_comprehension(
         self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: _Frame
     ) -> PossibleValue:
-        inner = replace(frame, names=self._copy_names(frame))
+        inner = replace(frame, names=self._copy_names(frame.names))
         sources: list[PossibleValue] = []
         for generator in node.generators:
             sources.append(self.evaluate(generator.iter, inner))
             self._bind(generator.target, make_unknown(sources[-1]), inner)
+        conditions = [condition for generator in node.generators for condition in generator.ifs]
         elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        for element in elements:
+        for element in [*conditions, *elements]:
             with contextlib.suppress(_EndedError):
                 sources.append(self.evaluate(element, inner))
         return make_unknown(*sources)
@@ -804,7 +910,7 @@ class Evaluation:
         "rglob": _glob,
     }
     _STATEMENTS: ClassVar[Mapping[type[ast.stmt], Callable[..., bool]]] = {
-        ast.AnnAssign: _run_annotated_assignment,
+        ast.AnnAssign: _run_assignment,
         ast.Assert: lambda self, node, frame: self._run_branches(node.test, [], [ast.Raise()], frame),
         ast.Assign: _run_assignment,
         ast.AsyncFor: _run_loop,
@@ -834,22 +940,53 @@ class Evaluation:
         ast.Call: _evaluate_call,
         ast.Compare: _evaluate_comparison,
         ast.Constant: _evaluate_constant,
-        ast.Dict: _evaluate_dict,
+        ast.Dict: _evaluate_changeable,
         ast.DictComp: _evaluate_comprehension,
         ast.GeneratorExp: _evaluate_comprehension,
         ast.IfExp: _evaluate_conditional,
         ast.JoinedStr: _evaluate_format,
         ast.Lambda: _evaluate_lambda,
-        ast.List: _evaluate_sequence,
+        ast.List: _evaluate_changeable,
         ast.ListComp: _evaluate_comprehension,
         ast.Name: _evaluate_name,
         ast.NamedExpr: _evaluate_walrus,
-        ast.Set: _evaluate_sequence,
+        ast.Set: _evaluate_changeable,
         ast.SetComp: _evaluate_comprehension,
         ast.Subscript: _evaluate_subscript,
         ast.Tuple: _evaluate_sequence,
         ast.UnaryOp: _evaluate_unary,
     }
+
+
+@contextlib.contextmanager
+def _collect_bound_values(frame: _Frame) -> Iterator[Mapping[str, PossibleValue]]:
+    """Give what names are bound to meanwhile, by any of the statements."""
+    frame.bound.append({})
+    try:
+        yield frame.bound[-1]
+    finally:
+        frame.bound.pop()
+
+
+def _list_routines(value: PossibleValue) -> list[Routine]:
+    """Return the functions that a value may be, in the order of their places."""
+    routines = [option for option in value.options or () if isinstance(option, Routine)]
+    return sorted(
+        routines, key=lambda routine: (routine.module, routine.node.lineno, routine.node.col_offset)
+    )
+
+
+def _list_defaults(signature: ast.arguments) -> list[ast.expr]:
+    return [*signature.defaults, *filter(None, signature.kw_defaults)]
+
+
+def _is_literal(test: ast.expr) -> bool:
+    """Whether a condition is a literal, or asks what is the same on each GPU: whether there is one."""
+    if isinstance(test, ast.UnaryOp | ast.BoolOp):
+        return all(map(_is_literal, test.values if isinstance(test, ast.BoolOp) else [test.operand]))
+    if isinstance(test, ast.Call):
+        return get_last_name(test.func) in ON_GPUS
+    return isinstance(test, ast.Constant) or get_last_name(test) == TYPING
 
 
 def _get_folder(value: PossibleValue) -> PossibleValue:
@@ -882,5 +1019,7 @@ def _compute(function: Callable[..., object], arguments: Sequence[PossibleValue]
         return None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         result = function(*constants)
+        if not values.is_followed(result):
+            return None
         return replace(make_unknown(*arguments), options=frozenset([result]), hints=frozenset())
     return None

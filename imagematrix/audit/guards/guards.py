@@ -11,17 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.audit.guards import modules
-from imagematrix.audit.guards.evaluation import ExhaustedError, StepBudget
 from imagematrix.audit.guards.module_reading import ModuleReading, get_stem
+from imagematrix.audit.guards.package_sources import WORD
 from imagematrix.audit.guards.values import ComputeCapability, Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from imagematrix.audit.guards.evaluation import StepBudget
     from imagematrix.audit.guards.module_reading import Use
 
 STEPS = 8_000_000  # of all packages of an image, which take some 20 s
+PARSED = 16  # bytes that are parsed in one step
+MOST_PARTS = 600_000  # of the modules of a package, which take some 400 MB; those of vLLM have 0.3 million
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +62,42 @@ class _SourcedPackage:
     ) -> None:
         self.files = files
         self._capabilities = [ComputeCapability(*map(int, text.split("."))) for text in capabilities]
-        parsed = {path: modules.parse_module(path, raw) for path, raw in sorted(sources.items())}
-        self._modules = {module.name: module for module in parsed.values() if module}
-        # Modules that cannot be read may load what they name.
-        self._unread = [sources[path] for path, module in parsed.items() if module is None]
+        self._unread: set[bytes] = set()
+        parsed = []
+        remaining = MOST_PARTS
+        for path, raw in sorted(sources.items()):
+            # A module has no more parts than bytes.
+            is_affordable = len(raw) <= remaining and budget.spend(len(raw) // PARSED)
+            module = modules.parse_module(path, raw) if is_affordable else None
+            if module and budget.spend(module.size):
+                parsed.append(module)
+                remaining -= module.size
+            else:
+                self._leave_unread(raw)
+        self._package = modules.make_package(parsed)
         self._readings: dict[str, ModuleReading] = {}
-        for name, module in self._modules.items():
+        for name, module in self._package.modules.items():
             try:
-                self._readings[name] = ModuleReading(module, self._modules, files, self._capabilities, budget)
-            except ExhaustedError:
-                self._unread.append(sources[module.path])
+                self._readings[name] = ModuleReading(module, self._package, files, self._capabilities, budget)
+            except Exception:  # noqa: BLE001 - whatever fails in a hostile source, it is not read
+                self._leave_unread(sources[module.path])
+
+    def _leave_unread(self, raw: bytes) -> None:
+        """Keep the words of a module that cannot be read: it may load and import what it names."""
+        self._unread.update(WORD.findall(raw))
+
+    def _may_name(self, name: str) -> bool:
+        """Whether modules that cannot be read have the words of a name."""
+        return bool(self._unread) and self._unread.issuperset(WORD.findall(name.encode()))
 
     def find_guard(self, path: str) -> SourceGuard | None:
         """Return the guard of a file, or None if there is none."""
-        word = modules.make_word_pattern(frozenset([get_stem(path)]))
-        if any(word.search(raw) for raw in self._unread):
+        if self._may_name(get_stem(path)):
             return None
-        readings = {name: reading.find_use(path) for name, reading in self._readings.items()}
+        try:
+            readings = {name: reading.find_use(path) for name, reading in self._readings.items()}
+        except Exception:  # noqa: BLE001 - as before
+            return None
         uses = {name: use for name, use in readings.items() if use}
         deciding = [use for name, use in uses.items() if not self._only_passes_on(name, uses)]
         if not deciding:
@@ -89,10 +111,8 @@ class _SourcedPackage:
 
     def _only_passes_on(self, name: str, uses: Mapping[str, Use]) -> bool:
         """Whether a module asks nothing, and only modules that load the file on their own import it."""
-        if not all(uses[name].used) or modules.has_query(modules.collect_mentioned(self._modules[name].tree)):
+        if not all(uses[name].used) or modules.has_query(self._package.modules[name].mentioned):
             return False
-        importers = {
-            module.name for module in self._modules.values() if name in modules.collect_imported(module)
-        }
-        importers.discard(name)
-        return bool(importers) and importers <= uses.keys()
+        importers = {*self._package.importers.get(name, ())} - {name}
+        is_unread = self._may_name(name.rpartition(".")[2])
+        return bool(importers) and importers <= uses.keys() and not is_unread

@@ -9,19 +9,21 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from imagematrix.audit.guards import capability_queries, modules, values
-from imagematrix.audit.guards.evaluation import LOADERS, Evaluation, Routine, StepBudget
+from imagematrix.audit.guards.evaluation import LOADERS, Evaluation, ExhaustedError, Routine, StepBudget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from imagematrix.audit.guards.evaluation import FunctionOutcome, SourceEvent
-    from imagematrix.audit.guards.modules import Function, PythonModule
+    from imagematrix.audit.guards.modules import Function, PythonModule, PythonPackage
     from imagematrix.audit.guards.values import ComputeCapability, Line
 
 FLAG, USE, LOAD = "flag", "use", "load"
 OPERATORS = "ops"  # of PyTorch: torch.ops.NAME has what an extension registers
 BLOCKS = (ast.Try, ast.TryStar, ast.With, ast.If)
+PATH = re.compile(r"[\w./-]+")
+COMPARED = 16  # pairs of texts or sets that are compared in one step
 LOOKS = 4  # passes over the functions of a module, each of which follows one call further
 
 
@@ -63,13 +65,13 @@ def loads_file(text: str, path: str) -> bool:
 class ModuleReading:
     """A module of a package. Raises ExhaustedError if evaluating it takes too many steps.
 
-    `package` are the package's modules by their names, `files` its files with device code.
+    `files` are those of the package with device code.
     """
 
     def __init__(
         self,
         module: PythonModule,
-        package: Mapping[str, PythonModule],
+        package: PythonPackage,
         files: Sequence[str],
         capabilities: Sequence[ComputeCapability],
         budget: StepBudget,
@@ -81,28 +83,51 @@ class ModuleReading:
         self._budget = budget
         self._marks: dict[str, dict[str, str]] = {}  # by file: the names that its load binds
         self._runs: Sequence[_Run] = ()
-        imports_file = modules.collect_imported(module) & {*map(modules.make_dotted_name, files)}
+        imports_file = module.imported & {*map(modules.make_dotted_name, files)}
         if imports_file or self._may_load_file():
-            self._marks = {path: self._find_marks(path) for path in files}
-            self._runs = self._evaluate()
+            loads, loaders = self._evaluate_top()
+            self._marks = {path: self._find_marks(path, loads) for path in files}
+            self._runs = self._evaluate(loaders)
+
+    def _evaluate_top(self) -> tuple[list[SourceEvent], set[str]]:
+        """Return what the top of the module loads on any GPU, and the names of functions that load files."""
+        loads: dict[SourceEvent, None] = {}
+        loaders: set[str] = set()
+        for capability in self._capabilities:
+            evaluation = self._start_evaluation(capability, {})
+            evaluation.evaluate_module(self.module.name)
+            loads |= dict.fromkeys(
+                event
+                for event in self._list_events(evaluation)
+                if event.kind == LOAD and event.function is None
+            )
+            loaders.update(evaluation.list_loaders(self.module.name))
+        return list(loads), loaders
 
     def _may_load_file(self) -> bool:
         """Whether the module loads files, and a text in it has a file's name up to the first digit."""
-        if not modules.collect_mentioned(self.module.tree) & LOADERS.keys():
+        if not self.module.mentioned & LOADERS.keys():
             return False
-        beginnings = [re.split(r"(?<=\w{3})\d", get_stem(path))[0] for path in self._files]
-        constants = [node.value for node in ast.walk(self.module.tree) if isinstance(node, ast.Constant)]
-        texts = [constant for constant in constants if isinstance(constant, str)]
-        return any(beginning in text for text in texts for beginning in beginnings)
+        self._spend_steps(len(self.module.texts) * len(self._files) // COMPARED)
+        beginnings = {re.split(r"(?<=\w{3})\d", get_stem(path))[0] for path in self._files}
+        return any(beginning in text for text in self.module.texts for beginning in beginnings)
+
+    def _spend_steps(self, count: int) -> None:
+        if not self._budget.spend(count):
+            raise ExhaustedError
 
     def find_use(self, path: str) -> Use | None:
-        """Return the use of a file, or None if the module does not load it."""
+        """Return the use of a file, or None if the module does not load it.
+
+        A module that names the file, and loads it in no way that is known, may use it on any GPU.
+        """
+        self._spend_steps(sum(len(run.events) for run in self._runs) // COMPARED)
         loading = [
             [event for event in run.events if event.kind == LOAD and loads_file(event.name, path)]
             for run in self._runs
         ]
         if not any(loading):
-            return None
+            return Use(used=[True] * len(self._capabilities)) if get_stem(path) in self._named else None
         used_from_top = self._find_use_from_top(path)
         used = [
             any(event.function for event in events)
@@ -115,6 +140,12 @@ class ModuleReading:
             line=None if all(used) else self._find_deciding_line(path, used, loading),
             doubt=min(doubts, default=None),
         )
+
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        """The names of modules and files in the texts that are nothing but such a name."""
+        paths = filter(PATH.fullmatch, self.module.texts)
+        return frozenset(name for path in paths for name in re.split(r"[./]", path))
 
     def _find_deciding_line(
         self, path: str, used: Sequence[bool], loading: Sequence[Sequence[SourceEvent]]
@@ -195,26 +226,19 @@ class ModuleReading:
     @cached_property
     def _asking_functions(self) -> frozenset[str]:
         """The functions that ask for the capability, in person or by one that reads no load's result."""
-        names = set(filter(capability_queries.is_query, modules.collect_mentioned(self.module.tree)))
+        names = set(filter(capability_queries.is_query, self.module.mentioned))
         # Functions of other modules that ask for it, and that this module imports.
-        imported = {
-            alias.name
-            for node in ast.walk(self.module.tree)
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
         names |= {
-            node.name
-            for module in self._package.values()
-            if module is not self.module
-            for node, _ in module.functions
-            if node.name in imported and modules.has_query(module.mentions[id(node)])
+            name
+            for name in self.module.imported_names
+            if self._is_of_others(self._package.asking.get(name, ()))
         }
         reading = self._find_mentioning({*self._bound_names, *map(get_stem, self._files)}, frozenset())
         return self._find_mentioning(names, reading)
 
     def _find_mentioning(self, names: Iterable[str], apart: frozenset[str]) -> frozenset[str]:
         """Return the functions that mention one of `names`, or such a function that is not `apart`."""
+        self._spend_steps(len(self.module.functions) * LOOKS // COMPARED)
         names, functions = set(names), set()
         mentions = self.module.mentions
         for _ in range(LOOKS):
@@ -233,22 +257,14 @@ class ModuleReading:
                 raises = any(isinstance(statement, ast.Raise) for statement in node.body)
                 test = test.operand if isinstance(test, ast.UnaryOp) and negated and raises else None
             if isinstance(test, ast.Call):
-                names |= modules.collect_mentioned(test.func)
+                names |= modules.collect_mentioned(ast.walk(test.func))
         return frozenset(names)
 
-    def _find_marks(self, path: str) -> dict[str, str]:
+    def _find_marks(self, path: str, loads: Iterable[SourceEvent]) -> dict[str, str]:
         """Return the names that loading a file at the top binds: its own, and those that tell of failure."""
-        lines: set[int] = set()
-        for capability in self._capabilities:
-            evaluation = self._start_evaluation(capability, {})
-            evaluation.evaluate_module(self.module.name)
-            lines |= {
-                event.line
-                for event in self._list_events(evaluation)
-                if event.kind == LOAD and event.function is None and loads_file(event.name, path)
-            }
+        lines = {event.line for event in loads if loads_file(event.name, path)}
         marks: dict[str, str] = {}
-        for line in lines:
+        for line in sorted(lines):
             blocks, statement = _find_statement(self.module.tree.body, line)
             for block in blocks[-1:]:
                 marks |= dict.fromkeys(_list_bound_names(block), FLAG)
@@ -257,19 +273,19 @@ class ModuleReading:
 
     def _list_events(self, evaluation: Evaluation) -> list[SourceEvent]:
         """Return the events of this module: others are read on their own."""
-        return [event for event in evaluation.events if event.module == self.module.name]
+        return list(dict.fromkeys(event for event in evaluation.events if event.module == self.module.name))
 
     def _start_evaluation(self, capability: ComputeCapability, marks: Mapping[str, str]) -> Evaluation:
         return Evaluation(self._package, capability, marks, self._budget)
 
-    def _evaluate(self) -> Sequence[_Run]:
+    def _evaluate(self, loaders: Iterable[str]) -> Sequence[_Run]:
         """Evaluate the module for each capability: what loads a file, and what reads something of a load.
 
         These begin with the functions that others may call. Functions that no evaluation then has visited
         are evaluated, too.
         """
         marks = {name: kind for by_name in self._marks.values() for name, kind in by_name.items()}
-        direct = {*map(get_stem, self._files), *LOADERS, *marks, OPERATORS}
+        direct = {*map(get_stem, self._files), *LOADERS, *loaders, *marks, OPERATORS}
         reaching = self._find_mentioning(direct, frozenset())
         functions = self.module.functions
         roots = [
@@ -291,14 +307,21 @@ class ModuleReading:
     def _may_be_called(self, name: str) -> bool:
         """Whether others than the functions of the module may call one of these."""
         private = name.startswith("_") and not name.endswith("__")
-        mentions = self.module.mentions
-        within = any(name in mentions[id(node)] for node, _ in self.module.functions if node.name != name)
-        return not (private and within) or any(
-            isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names)
-            for module in self._package.values()
-            if module is not self.module
-            for node in ast.walk(module.tree)
-        )
+        within = self._mentioning.get(name, set()) - {name}
+        return not (private and within) or self._is_of_others(self._package.takers.get(name, ()))
+
+    def _is_of_others(self, names: Sequence[str]) -> bool:
+        """Whether modules are others than this one."""
+        return any(name != self.module.name for name in names)
+
+    @cached_property
+    def _mentioning(self) -> Mapping[str, set[str]]:
+        """The functions of the module that mention a name."""
+        mentioning: dict[str, set[str]] = {}
+        for node, _ in self.module.functions:
+            for name in self.module.mentions[id(node)]:
+                mentioning.setdefault(name, set()).add(node.name)
+        return mentioning
 
     def _run(
         self,

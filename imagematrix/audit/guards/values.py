@@ -304,11 +304,21 @@ def _contains(container: object, member: object) -> object:
     return True if True in results else ANY if ANY in results else False
 
 
+def is_followed(option: object) -> bool:
+    """Whether a constant is one of those that are followed, and small."""
+    if isinstance(option, str | tuple):
+        return len(option) <= (LONGEST if isinstance(option, str) else WIDEST)
+    if isinstance(option, int):
+        return abs(option) < LARGEST
+    return option is None or isinstance(option, float)
+
+
 def is_vague(option: object) -> bool:
-    """Whether a part of a constant is unknown."""
+    """Whether a part of a constant is unknown, or is none of those that are followed."""
     if isinstance(option, tuple):
         return any(map(is_vague, option))
-    return option is ANY or (isinstance(option, str) and "*" in option)
+    plain = option is None or isinstance(option, bool | int | float | str)
+    return not plain or (isinstance(option, str) and "*" in option)
 
 
 def names_file(pattern: str, path: str) -> bool:

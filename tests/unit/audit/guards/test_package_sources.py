@@ -1,6 +1,9 @@
 """Which Python sources of a layer are kept for the reading of guards."""
 
 import io
+import time
+
+import pytest
 
 from imagematrix.audit.guards import package_sources
 from imagematrix.audit.guards.package_sources import PackageSources
@@ -27,6 +30,55 @@ def test_modules_that_name_a_file_answer_or_carry_it_are_kept():
         "other": b"import utils\nx = 'a'\n",
     }
     assert sorted(needed(texts)) == ["arch", "imports", "loads", "utils"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"from .utils import run\n",
+        b"from . import utils\n",
+        b"from.import utils as tools\n",
+        b"from . import (  # (all)\n    other,\n    utils,\n)\n",
+        b"try: from . import other, \\\n    utils\n",
+        b"import a, pkg.utils as tools\n",
+        b"import_module('pkg.utils')\n",
+    ],
+)
+def test_modules_that_import_one_that_asks_nothing_are_kept(text):
+    assert needed({"utils": b"import pkg._b_C\n", "imports": text}) == ["utils", "imports"]
+
+
+@pytest.mark.parametrize("text", [b"import os, pkg._b_C\n", b"from pkg._b_C import (\n    run)\n"])
+def test_of_modules_that_import_one_that_asks_nothing_one_is_enough(text):
+    texts = {"utils": text} | dict.fromkeys("ab", b"import pkg.utils\n")
+    assert needed(texts) == ["utils", "a"]
+    assert needed(texts | {"utils": text + b"get_device_capability()\n"}) == ["utils"]
+
+
+def test_long_words_are_read_in_time_that_grows_with_them():
+    started = time.process_time()
+    assert needed({"utils": b"import pkg._b_C\n", "long": b"a" * 300_000 + b"\nfrom " + b"b" * 200_000}) == [
+        "utils"
+    ]
+    assert time.process_time() - started < 1
+
+
+def test_file_with_other_characters_in_its_name_is_found_by_a_word_of_it():
+    texts = {"loads": b"CDLL(f'{HERE}/lib-kernels-90.so')\n", "other": b"import lib\n"}
+    assert needed(texts, ("pkg/lib-kernels-90.so", "pkg/_b_C.so")) == ["loads"]
+
+
+def test_sources_are_chosen_in_time_that_does_not_grow_with_the_files():
+    def measure(number):
+        sources = PackageSources(io.BytesIO())
+        sources.keep(f"{SITE}pkg/it.py", b"a " * 100_000)
+        coded = [f"{SITE}pkg/a{n:x}_C.so" for n in range(number)]
+        started = time.process_time()
+        assert [*sources.choose_sources([([f"{SITE}pkg/it.py"], coded)])] == []
+        return time.process_time() - started
+
+    measure(2)
+    assert measure(1000) < 10 * measure(2)
 
 
 def test_word_that_is_also_a_modules_name_keeps_nothing():
