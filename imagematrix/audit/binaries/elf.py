@@ -30,6 +30,7 @@ TABLES = frozenset([2, 3, 4, 5, 6, 9, 11, 14, 15, 16, 19, *range(0x6FFFFFF5, 0x7
 INTERPRETER = ".interp"  # section with the path of the loader
 LOAD, DYNAMIC = 1, 2  # types of segments
 NEEDED, STRTAB, SONAME, RPATH, RUNPATH = 1, 5, 14, 15, 29  # tags of a dynamic section
+FLAGS_1, PIE = 0x6FFFFFFB, 0x08000000  # another tag, and its bit for a position-independent program
 EXTENDED = 0xFFFF  # in place of the index of the section with names: the first section header has the index
 MOST = 200_000  # sections of an object: with one section for each function there are tens of thousands
 MOST_SEGMENTS = 1024
@@ -135,7 +136,10 @@ def read_elf(window: Window) -> Elf | None:
     return Elf(
         machine=machine,
         linked=kind != RELOCATABLE,
-        program=kind == FIXED or any(section.name == INTERPRETER for section in with_bytes),
+        # Libraries such as libc.so.6 and Qt's have a loader, too, with which they can be started.
+        program=kind == FIXED
+        or FLAGS_1 in dynamic
+        or (SONAME not in dynamic and any(section.name == INTERPRETER for section in with_bytes)),
         entry=entry,
         sections=with_bytes,
         soname=next(iter(dynamic.get(SONAME, ())), None),
@@ -233,7 +237,9 @@ def _read_dynamic(window: Window, layout: _Structures, start: int, count: int) -
     for tag, value in tags:
         if tag == NULL:
             break
-        if tag in (NEEDED, SONAME, RPATH, RUNPATH):
+        if tag == FLAGS_1 and value & PIE:
+            texts[tag] = []
+        elif tag in (NEEDED, SONAME, RPATH, RUNPATH):
             texts.setdefault(tag, []).append(_text(window.read_at(offset + value, TEXT), 0))
     return texts
 

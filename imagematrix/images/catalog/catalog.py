@@ -187,10 +187,11 @@ class Variant(Record, many=True):
     `facts` are the sources of "cubins" (and `ptx`), "driver", "cuda" and "cpu_flags", sorted; see `source`.
     `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of which have to hold;
     hardware.vendors.requirements parses them. `runtime_requires` are those in the image's own variables
-    NVIDIA_REQUIRE_*, as written: NVIDIA's runtime compares them where it adds the node's driver, even if the
-    code needs less. `libraries` are the frameworks and the libraries through which
-    the ranks of a job talk, sorted, each with its version, None if unknown; it is None if no audit has looked
-    for any. `gpu_memory_mib` is the memory that each GPU needs in total, None if nothing is stated.
+    NVIDIA_REQUIRE_*, as written, and the release in CUDA_VERSION if NVIDIA_REQUIRE_CUDA is not set: NVIDIA's
+    runtime compares them where it adds the node's driver, even if the code needs less. `libraries` are the
+    frameworks and the libraries through which the ranks of a job talk, sorted, each with its version, None if
+    unknown; it is None if no audit has looked for any. `gpu_memory_mib` is the memory that each GPU needs in
+    total, None if nothing is stated.
     """
 
     reference: str

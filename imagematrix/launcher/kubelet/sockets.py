@@ -108,4 +108,5 @@ def _is_guarded(path: str) -> bool:
         return False
     if stat.S_ISLNK(status.st_mode):
         return _is_guarded(os.path.realpath(path, strict=True))
-    return not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or bool(status.st_mode & stat.S_ISVTX)
+    others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid else 0)
+    return not status.st_mode & others or bool(status.st_mode & stat.S_ISVTX)

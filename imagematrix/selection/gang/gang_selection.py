@@ -102,10 +102,10 @@ def select_gang(
 
     kinds = _group_by_hardware(by_name, selector, gpus, allow_cpu=allow_cpu)
     serving = _find_serving_classes(_group_compatible_variants(query, names), kinds)
-    if not serving:
-        raise _make_refusal(query, names, kinds)
-    members = _choose_members(query, serving, kinds)
     places = {name: place for place, name in enumerate(by_name)}
+    if not serving:
+        raise _make_refusal(query, names, kinds, places)
+    members = _choose_members(query, serving, kinds)
     return Gang(
         catalog=query.catalog,
         alike=names,
@@ -305,7 +305,9 @@ def _narrow_rows(
     return [row for worst, row in narrowed if worst == least]
 
 
-def _make_refusal(query: Query, names: tuple[str, ...] | None, kinds: Sequence[_HostKind]) -> NothingFitsAll:
+def _make_refusal(
+    query: Query, names: tuple[str, ...] | None, kinds: Sequence[_HostKind], places: Mapping[str, int]
+) -> NothingFitsAll:
     """Return the error for hosts that no class serves, with the largest gang."""
     # The class that serves the most hosts; of equals, that of the first reference.
     hosts: dict[VariantSet, int] = {}
@@ -324,7 +326,7 @@ def _make_refusal(query: Query, names: tuple[str, ...] | None, kinds: Sequence[_
     gang = Gang(
         catalog=query.catalog,
         alike=names,
-        members=tuple(sorted(members, key=lambda member: member.name)),
+        members=tuple(sorted(members, key=lambda member: places[member.name])),
         left=tuple(_group_excluded_hosts(query, largest if inside else query.index.everything, outside)),
         unknown=tuple(unknown.items()),
     )

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # Names of CPUs, of their instruction sets and registers, by machine, as in foo.avx2, foo_HASWELL,
 # N_AVX512_SKX, libggml-cpu-haswell.so.
 WORDS = {
-    X86_64: r"avx(?:ifma|ne|only|vnni)?|amx(?:bf16|complex|fp16|int8|tile)?|v?pclmul(?:q?dq)?"
+    X86_64: r"avx(?:ifma|ne(?:convert)?|only|vnni(?:int(?:8|16))?)?|v?pclmul(?:q?dq)?"
+    r"|amx(?:avx512|bf16|complex|fp(?:8|16)|int8|movrs|tf32|tile|transpose)?"
     r"|3dnow(?:ext)?|sse[34](?:[._]?[12a])?|ssse3|f16c|fma[34]|bmi[12]|movbe|aes_?ni|sha_?ni|vaes|gfni|vnni|[yz]mm|evex|xsavec?"
     r"|haswell|broadwell|skylakex?|icelake|cascadelake|cooperlake|sapphirerapids|alderlake|znver\d|zen\d"
     r"|sandybridge|ivybridge|nehalem|westmere|penryn|prescott|dunnington|opteron|barcelona|bulldozer|piledriver"

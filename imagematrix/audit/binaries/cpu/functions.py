@@ -155,7 +155,8 @@ def _list_frames(elf: Elf, window: Window) -> Iterator[tuple[int, int]]:
 
 def list_always_run(elf: Elf, window: Window) -> set[int]:
     """Return the addresses of the functions that always run: the entry point, main and constructors."""
-    addresses = {elf.entry} if elf.entry else set()
+    # Older linkers give a library the address of its first code for an entry.
+    addresses = {elf.entry} if elf.entry and elf.program else set()
     addresses.update(
         symbol.address
         for symbol in list_symbols(elf, window)

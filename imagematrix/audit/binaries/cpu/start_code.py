@@ -26,6 +26,8 @@ MOST = 256  # places to which one step leads
 
 def find_started(elf: Elf, window: Window, text: Text, decoder: Decoder) -> set[int]:
     """Return the addresses that a program's start code calls or passes to the C library."""
+    if not elf.program:
+        return set()  # older linkers give a library the address of its first code for an entry
     initial = {section.address for section in elf.find_sections(functions.INITIAL)}
     entry = text.find_body(elf.entry)
     bodies = [entry or Body(elf.entry, LONGEST, bounded=False)]

@@ -82,6 +82,15 @@ def test_what_all_users_can_change_does_not_count_without_the_sticky_bit(table, 
     assert sockets.find_root_dir(listed) == str(root)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to a group")
+def test_folders_of_a_group_count_if_it_is_root_s(table, root):
+    listed = table(f"{root}/pod-resources/123")
+    root.parent.chmod(0o775)
+    for group, found in ((0, str(root)), (12345, sockets.ROOT_DIR)):
+        os.chown(root.parent, 0, group)
+        assert sockets.find_root_dir(listed) == found
+
+
 def test_a_link_counts_if_what_it_leads_to_does(table, root, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(root.parent)

@@ -168,6 +168,14 @@ def test_variants_that_nothing_tells_apart_are_refused(profiles, gpus):
         im.select_gang([host], catalog)
 
 
+def test_members_of_a_refused_gang_are_in_the_order_of_the_list(profiles, shipped_catalog):
+    hosts = [*im.load_hosts(profiles["genoa-h200"]).values()] * 11
+    with pytest.raises(im.NothingFitsAll) as caught:
+        im.select_gang([*hosts, im.Host.load(profiles["masked"])], shipped_catalog)
+    members = [member.name for member in caught.value.gang.members]
+    assert members == [str(number) for number in range(1, 12)]
+
+
 def test_a_catalog_without_variants_fits_nobody(profiles, shipped_catalog):
     with pytest.raises(im.NothingFitsAll, match="no variant of training:v1 fits any of the 1 host") as caught:
         im.select_gang([im.Host.load(profiles["laptop"])], replace(shipped_catalog, variants=()))

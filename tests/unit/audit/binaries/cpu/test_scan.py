@@ -218,10 +218,28 @@ def test_file_named_after_a_cpu_is_dispatched(build, name, chosen):
     assert (code.required >= HASWELL) == (not chosen)
 
 
-@pytest.mark.parametrize("options", [(), ("-no-pie",)])
+@pytest.mark.parametrize("options", [(), ("-no-pie",), ("-static-pie",)])
 def test_program_requires_its_flags_whatever_its_path(build, options):
     code = scanned(build(PROGRAM, "-march=haswell", *options), "/usr/local/bin/train-znver4")
     assert code.required >= {"avx", "fma"}
+
+
+def test_library_that_can_be_started_is_no_program(build):
+    """Such as libc.so.6, of which the loader takes that in the folder for the CPU."""
+    loader = 'const char loader[] __attribute__((section(".interp"))) = "/lib64/ld-linux-x86-64.so.2";'
+    source = f"{loader} double sum(double *a) {{ {LOOP} }}"
+    library = build(source, "-shared", "-fPIC", "-march=haswell", "-Wl,-soname,libsum.so.1")
+    code = scanned(library, "/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v3/libsum.so.1")
+    assert (code.required, code.chosen >= {"avx", "fma"}) == (frozenset(), True)
+
+
+def test_entry_of_a_library_is_not_run(build):
+    """Older linkers state the address of a library's first code, here of a function that asks the CPU."""
+    check = "__attribute__((cold)) double sum(double *a)"
+    choice = '{ return __builtin_cpu_supports("avx2") ? fast(a) : slow(a); }'
+    source = f"{FAST.format(name='fast')}{SLOW}{check} {choice}"
+    library = build(source, "-shared", "-fPIC", "-s", "-Wl,-e,sum")
+    assert scanned(library).required.isdisjoint(HASWELL)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +248,8 @@ def test_program_requires_its_flags_whatever_its_path(build, options):
         ("sum_avx2", elf.X86_64, True),
         ("N_AVX512_SKX", elf.X86_64, True),
         ("sum_avxvnni.part.0", elf.X86_64, True),
+        ("sum_avxvnniint8", elf.X86_64, True),
+        ("amxfp8_sum", elf.X86_64, True),
         ("sgemm_kernel_ZEN", elf.X86_64, True),
         ("_ZN8simdjson7haswell6stage1EPKhmN", elf.X86_64, True),
         ("_Z7sum_avxPd", elf.X86_64, True),
