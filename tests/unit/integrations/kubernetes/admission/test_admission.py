@@ -302,6 +302,19 @@ def on_node(name):
     return pod(NAME, affinity=asking(term("metadata.name", "In", name, kind="matchFields")))
 
 
+def test_architectures_get_their_own_images(cluster, make):
+    catalog = make.catalog(
+        make.cpu_variant("reg/t:v1-a", digest=f"sha256:{'a' * 64}"),
+        make.cpu_variant("reg/t:v1-b", digest=f"sha256:{'b' * 64}", platform="linux/arm64"),
+    )
+    hosts = {"n1": make.host(), "n2": make.host(arch="aarch64")}
+    items = [cluster.node(name, cluster.own(host), arch=cluster.arch(host)) for name, host in hosts.items()]
+    made = make_policy(NAME, classify_nodes(parse_nodes({"kind": "List", "items": items}, "x"), catalog))
+    for arch, node, image in (("amd64", "n1", A), ("arm64", "n2", B)):
+        for given_pod in (pod(NAME, nodeSelector={"kubernetes.io/arch": arch}), on_node(node)):
+            assert by_both(given_pod, made) == [image, image]
+
+
 def test_a_label_with_too_many_values_narrows_nothing(small_cluster, monkeypatch):
     monkeypatch.setattr(admission_module, "VALUES", 2)
     made = make_policy(NAME, small_cluster)
