@@ -47,7 +47,7 @@ PIECE = 1 << 20
 
 
 @dataclass(slots=True)
-class Budget:
+class CopyBudget:
     """The number of bytes that may still be copied from zips."""
 
     remaining: int

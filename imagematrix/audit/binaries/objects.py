@@ -18,7 +18,7 @@ from imagematrix.audit.binaries import (
     notes,
     nvidia_names,
 )
-from imagematrix.audit.binaries.archives import HEAD, Budget
+from imagematrix.audit.binaries.archives import HEAD, CopyBudget
 from imagematrix.audit.binaries.device_code import NONE, DeviceCode
 from imagematrix.hardware.vendors import user_mode
 
@@ -81,10 +81,12 @@ def examine_file(path: str, window: Window, headers: Elf | None) -> File | None:
 
     `headers` are those of an ELF file, as `elf.read_elf` returns them.
     """
-    return _examine_file(path, window, headers, DEEPEST, Budget(archives.INFLATED))
+    return _examine_file(path, window, headers, DEEPEST, CopyBudget(archives.INFLATED))
 
 
-def _examine_file(path: str, window: Window, headers: Elf | None, levels: int, budget: Budget) -> File | None:
+def _examine_file(
+    path: str, window: Window, headers: Elf | None, levels: int, budget: CopyBudget
+) -> File | None:
     """Do the same, with up to `levels` levels of nested zips, from which `budget` may be copied."""
     head = window.read_at(0, HEAD)
     if head.startswith(elf.MAGIC):
@@ -169,7 +171,7 @@ def _examine_static_library(window: Window) -> File | None:
     return File(size=window.size, linked=False, code=code, damaged=any(member.damaged for member in readable))
 
 
-def _examine_zip(window: Window, levels: int, budget: Budget) -> File | None:
+def _examine_zip(window: Window, levels: int, budget: CopyBudget) -> File | None:
     inner: list[tuple[str, File]] = []
     try:
         for name, size, open_file in archives.list_zip_files(window):

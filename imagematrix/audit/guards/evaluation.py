@@ -120,7 +120,7 @@ class _OwnObject:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loader:
+class _LoadFunction:
     """A function that loads a file or a module, by its name."""
 
     name: str
@@ -214,7 +214,7 @@ class Evaluation:
         return [
             loader
             for loader, value in self.evaluate_module(name).items()
-            if any(isinstance(option, _Loader) for option in value.options or ())
+            if any(isinstance(option, _LoadFunction) for option in value.options or ())
         ]
 
     def evaluate_function(self, routine: Routine) -> FunctionOutcome:
@@ -484,7 +484,7 @@ class Evaluation:
         for alias in node.names:
             full_name = f"{base}.{alias.name}"
             self._add_event("load", full_name, node.lineno, frame)
-            value = make_constant(_Loader(alias.name)) if alias.name in LOADERS else UNKNOWN_VALUE
+            value = make_constant(_LoadFunction(alias.name)) if alias.name in LOADERS else UNKNOWN_VALUE
             if base in self._modules and full_name not in self._modules:
                 value = self.evaluate_module(base).get(alias.name, UNKNOWN_VALUE)
             self._bind_name(alias.asname or alias.name, value, frame)
@@ -531,7 +531,7 @@ class Evaluation:
             return module_names[name]
         implied = {"__file__": frame.module.path, "__name__": frame.module.name, TYPING: False}
         if name in LOADERS:
-            return make_constant(_Loader(name))
+            return make_constant(_LoadFunction(name))
         return make_constant(implied[name]) if name in implied else UNKNOWN_VALUE
 
     def _evaluate_attribute(self, node: ast.Attribute, frame: _Frame) -> PossibleValue:
@@ -553,7 +553,11 @@ class Evaluation:
         member = self._get_member(value, node.attr)
         if member is not UNKNOWN_VALUE:
             return member
-        return make_constant(_Loader(node.attr)) if node.attr in LOADERS else PossibleValue(hints=value.hints)
+        return (
+            make_constant(_LoadFunction(node.attr))
+            if node.attr in LOADERS
+            else PossibleValue(hints=value.hints)
+        )
 
     def _evaluate_call(self, node: ast.Call, frame: _Frame) -> PossibleValue:
         function = node.func
@@ -590,7 +594,7 @@ class Evaluation:
             return answer
         if name == "map" and getattr(node.args[0] if node.args else None, "id", "") in PLAIN:
             return arguments[-1]  # of numbers or texts
-        loaders = [option.name for option in called.options or () if isinstance(option, _Loader)]
+        loaders = [option.name for option in called.options or () if isinstance(option, _LoadFunction)]
         for loader in sorted({*loaders, *(LOADERS.keys() & {name})}):
             index, keyword = LOADERS[loader]
             is_given = not spread and index < len(arguments)

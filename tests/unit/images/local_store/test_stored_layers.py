@@ -234,7 +234,8 @@ def test_a_damaged_layer_is_received_again_by_the_next_try(server, images, image
     assert image_store.find(second.digest) is None
     received(server)
     fetch(second)
-    assert len({*received(server)} & {*second.layers}) == 1
+    # The image's own one may be among them, too: it need not have arrived when the damage was found.
+    assert len({*received(server)} & {*first.layers}) == 1
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "link", "folder", "pipe"])
