@@ -1,14 +1,18 @@
 """On which GPUs a package uses its files with device code, by its own sources."""
 
 import textwrap
-import time
+from functools import partial
+from pathlib import Path
 
 import pytest
+from counting import counted
 
+import imagematrix
 from imagematrix.audit.guards import capability_queries, guards, module_reading, modules
 from imagematrix.audit.guards.evaluation import StepBudget
 from imagematrix.audit.guards.guards import STEPS, find_guards
 
+PACKAGE = Path(imagematrix.__file__).parent
 EVERY = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0", "13.0")
 HOPPER = "pkg/_hopper_C.abi3.so"
 FILES = (HOPPER, "pkg/_other_C.abi3.so", "pkg/sm90/ops.so", "pkg/sm80/ops.so")
@@ -804,19 +808,17 @@ def test_modules_of_a_package_have_a_limited_number_of_parts(monkeypatch):
     assert used("x;" * 50 + GUARDED) is None
 
 
-def test_time_grows_with_the_functions_of_a_package():
+def test_work_grows_with_the_functions_of_a_package():
     def count(number):
         calls = "".join(f"def _f{n}():_hopper_C\n" for n in range(number))
         source = (
             f"from pkg import _hopper_C\n{calls}def go():\n    {'; '.join(f'_f{n}' for n in range(number))}\n"
         )
-        budget = StepBudget(STEPS)
-        started = time.process_time()
-        find_guards({"pkg/it.py": source.encode(), "pkg/a.py": b"x\n" * 500}, FILES, ["8.0", "9.0"], budget)
-        return time.process_time() - started
+        sources = {"pkg/it.py": source.encode(), "pkg/a.py": b"x\n" * 500}
+        find = partial(find_guards, sources, FILES, ["8.0", "9.0"], StepBudget(STEPS))
+        return counted(find, PACKAGE).total()
 
-    count(10)
-    assert count(600) < 12 * count(100)
+    assert count(400) < 4.4 * count(100)
 
 
 class CountingBudget(StepBudget):
