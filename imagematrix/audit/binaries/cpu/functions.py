@@ -215,6 +215,8 @@ def _list_stored(elf: Elf, window: Window, parts: Sequence[range]) -> Iterator[t
 def _list_relocated(elf: Elf, window: Window, parts: Sequence[range]) -> Iterator[tuple[int, int]]:
     """Yield the pointers that the loader writes into these parts of memory: those into this file."""
     starts = [part.start for part in parts]
+    table = next(elf.find_sections(".dynsym"), None)
+    symbols = window.get_part(table.offset, table.size) if table else window.get_part(0, 0)
     for section in elf.find_sections(".rela.dyn"):
         step = RELOCATION.size << 14
         for at in range(0, min(section.size, MOST_RELOCATIONS * RELOCATION.size), step):
@@ -225,16 +227,14 @@ def _list_relocated(elf: Elf, window: Window, parts: Sequence[range]) -> Iterato
                 index = bisect_right(starts, place) - 1
                 if index < 0 or place not in parts[index]:
                     continue
-                base = 0 if kind in RELATIVE else _find_symbol_address(elf, window, symbol)
+                base = 0 if kind in RELATIVE else _find_symbol_address(symbols, symbol)
                 if base is not None:
                     yield place, base + addend
 
 
-def _find_symbol_address(elf: Elf, window: Window, number: int) -> int | None:
-    """Return the address of one of the loader's symbols, or None if another file defines it."""
-    table = next(elf.find_sections(".dynsym"), None)
-    part = window.get_part(table.offset, table.size) if table else window.get_part(0, 0)
-    raw = part.read_at(number * SYMBOL.size, SYMBOL.size)
+def _find_symbol_address(symbols: Window, number: int) -> int | None:
+    """Return the address of a symbol in the loader's table, or None if another file defines it."""
+    raw = symbols.read_at(number * SYMBOL.size, SYMBOL.size)
     if len(raw) < SYMBOL.size:
         return None
     _, _, _, section, address, _ = SYMBOL.unpack(raw)
