@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 from imagematrix.build.matrix.axis_values import MEMORY, parse_memory
 from imagematrix.build.matrix.feasibility import find_infeasibility
@@ -196,9 +195,7 @@ def _apply_excludes(
     if problems:
         raise MatrixError(str(matrix.path), problems, matrix.text)
     kept_points = [point for place, point in enumerate(points) if place not in rule_by_place]
-    return kept_points, [
-        (points[place], rule) for place, rule in sorted(rule_by_place.items(), key=itemgetter(0))
-    ]
+    return kept_points, [(points[place], rule_by_place[place]) for place in sorted(rule_by_place)]
 
 
 def _apply_includes(

@@ -105,11 +105,10 @@ def select_gang(
     places = {name: place for place, name in enumerate(by_name)}
     if not serving:
         raise _make_refusal(query, names, kinds, places)
-    members = _choose_members(query, serving, kinds)
     return Gang(
         catalog=query.catalog,
         alike=names,
-        members=tuple(sorted(members, key=lambda member: places[member.name])),
+        members=_choose_members(query, serving, kinds, places),
         warnings=_warn_of_defaults(query, serving, kinds),
     )
 
@@ -236,9 +235,14 @@ def _group_compatible_variants(query: Query, names: Sequence[str] | None) -> lis
 
 
 def _choose_members(
-    query: Query, classes: Sequence[VariantSet], kinds: Sequence[_HostKind], *, take_first: bool = False
+    query: Query,
+    classes: Sequence[VariantSet],
+    kinds: Sequence[_HostKind],
+    places: Mapping[str, int],
+    *,
+    take_first: bool = False,
 ) -> tuple[GangMember, ...]:
-    """Return the members of the best of the classes, each of which serves all kinds, by these kinds.
+    """Return the members of the best of the classes, each of which serves all kinds, by their `places`.
 
     Raises UsageError if nothing tells the best variants apart.
     With `take_first`, the first of them is taken.
@@ -274,7 +278,7 @@ def _choose_members(
             for name in kind.hosts:
                 host, gpus = kind.choose_gpus(name, target)
                 members.append(GangMember(name=name, host=host, variant=variant, chosen_gpus=gpus))
-    return tuple(members)
+    return tuple(sorted(members, key=lambda member: places[member.name]))
 
 
 def _narrow_rows(
@@ -321,12 +325,11 @@ def _make_refusal(
 
     inside = [kind for kind in kinds if kind.variants & largest]
     outside = [kind for kind in kinds if not kind.variants & largest]
-    members = _choose_members(query, [largest], inside, take_first=True) if inside else ()
     unknown = compatibility.count_unknown_versions(query.catalog.variants, names or ())
     gang = Gang(
         catalog=query.catalog,
         alike=names,
-        members=tuple(sorted(members, key=lambda member: places[member.name])),
+        members=_choose_members(query, [largest], inside, places, take_first=True) if inside else (),
         left=tuple(_group_excluded_hosts(query, largest if inside else query.index.everything, outside)),
         unknown=tuple(unknown.items()),
     )

@@ -20,6 +20,7 @@ from imagematrix.selection.needs.partial_scales import (
     GivenScale,
     ReleaseScale,
 )
+from imagematrix.selection.needs.verdicts import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 ARCH, CPU_FLAGS, CPU_LEVEL = "arch", "cpu-flags", "cpu-level"
 CUDA, DRIVER, GPU_NAME, GPU_COMPUTE = "cuda", "driver", "gpu-name", "gpu-compute"
-VERSION, COMPUTE, LAST_BRANCH = "driver.version", "gpus.compute", "gpus.last_branch"
+COMPUTE, LAST_BRANCH = "gpus.compute", "gpus.last_branch"
 BRAND, DATA_CENTRE = "gpus.brand", "gpus.data_centre"
 # Facts that a system need not know, by the value that all nodes with GPUs in use have. A rule that compares
 # another fact which the system does not know has to hold for all of its values.

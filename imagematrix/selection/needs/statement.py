@@ -22,12 +22,11 @@ from imagematrix.selection.needs.knowledge import (
     DRIVER,
     GPU_COMPUTE,
     GPU_NAME,
-    VERSION,
     list_words,
     make_word,
 )
 from imagematrix.selection.needs.node_needs import derive_needs
-from imagematrix.selection.needs.verdicts import FLAGS, GPUS, find_applied_rules
+from imagematrix.selection.needs.verdicts import FLAGS, GPUS, VERSION, find_applied_rules
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selection_target import MACHINES, Target
 
