@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from api_server import serving
 from claiming import NODE, Claims
 from coroutines import until
 
@@ -199,7 +199,7 @@ class Node:
     async def driver(self):
         """Run the driver with an API server for its cluster."""
         ended = asyncio.Event()
-        async with TestServer(self.cluster.application()) as server:
+        async with serving(self.cluster.application()) as server:
             settings = DriverSettings(
                 node=NODE,
                 api=ApiServer(url=str(server.make_url("/")), token=self.token),
@@ -581,7 +581,7 @@ async def test_the_command_serves_until_a_signal(node, tmp_path, profiles):
     words = ["kubernetes", "dra-driver", "--node-name", NODE, "--host", profiles["genoa-h200"]]
     words += ["--kubelet", node.root, "--cdi-root", node.cdi_root, "--kubeconfig", config]
     words += ["--device-plugins", tmp_path]
-    async with TestServer(node.cluster.application()) as server:
+    async with serving(node.cluster.application()) as server:
         config.write_text(
             json.dumps(
                 {

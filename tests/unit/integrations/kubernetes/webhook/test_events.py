@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import kubernetes_validate
 import pytest
 from admission_cases import asking, pod, term
-from aiohttp.test_utils import TestServer
-from api_server import FakeApiServer
+from api_server import FakeApiServer, serving
 from coroutines import running, until
 from prometheus_client import generate_latest
 
@@ -104,7 +103,7 @@ def webhooks(fake, account, telemetry, catalog, nodes):
 
     @contextlib.asynccontextmanager
     async def make(*identities):
-        async with TestServer(fake.application()) as server:
+        async with serving(fake.application()) as server:
             named = replace(catalog, image="reg/t")
             made = Webhooks(
                 str(server.make_url("/")), account, telemetry, named, nodes(n1=None, n2="580.65.06")
@@ -415,7 +414,7 @@ async def test_a_webhook_that_ends_while_it_stops_to_lead_ends(fake, account, te
         finally:
             await asyncio.sleep(0.2)
 
-    async with TestServer(fake.application()) as server:
+    async with serving(fake.application()) as server:
         api = api_server(server.make_url("/"), account)
         leadership = Leadership(api=api, namespace="space", name="l", identity="w1")
         task = asyncio.create_task(leadership.follow(lead, telemetry))

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from admission_cases import A, B
-from aiohttp.test_utils import TestServer
-from api_server import FakeApiServer
+from api_server import FakeApiServer, serving
 from coroutines import running, until
 from prometheus_client import generate_latest
 
@@ -153,7 +152,7 @@ def token(tmp_path):
 @asynccontextmanager
 async def watching(fake, catalog, telemetry, token):
     """Yield the nodes and policies from an API server, once it is watched."""
-    async with TestServer(fake.application()) as server:
+    async with serving(fake.application()) as server:
         current = ClusterState(["x"], PolicyOptions(), telemetry)
         current.put_catalog("x", catalog)
         source = WatchedNodes(ApiServer(url=str(server.make_url("/")), token=token, authorities=None))
