@@ -1,7 +1,8 @@
 """Measure pulls by containerd's transfer service: several layers unpacked at a time, or one after the other.
 
 The image has PyTorch's wheel and some of NVIDIA's on a Debian, once in a layer for each and once in one for
-all. A last layer deletes files and hides a folder, and every pull has to end with the same files.
+all. A last layer deletes files and hides a folder, and every pull has to end with the same files. The rate
+between containerd and the registry has no limit, or that of a network.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import resource
 import subprocess
 import sys
 import tarfile
 import time
 import zipfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -44,6 +46,7 @@ PLACE = "usr/lib/python3/dist-packages"
 PORT, ROUNDS = 5096, 3
 COMPRESSION = Compression(type="zstd", level=DEFAULT_LEVELS["zstd"])
 SNAPSHOTTERS = ("overlayfs", "erofs")
+NETWORKS = (None, "1gbit")  # of pulling.NETWORKS
 EROFS_UTILS = ("erofs-utils", "libdeflate0", "liblz4-1", "liblzma5", "libxxhash0", "libzstd1")
 LOADER = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
 WAIT_S = 30
@@ -90,23 +93,28 @@ def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
         for snapshotter in SNAPSHOTTERS:
             default = How(snapshotter=snapshotter)
             several = How(snapshotter=snapshotter, downloads=2 * processors, unpacks=processors)
-            taken: dict[tuple[str, How], float] = {}
             files = set()
-            for kind, name in images.items():
-                for how in (default, several):
-                    pulls = [_pull(engine, programs, folder, name, how) for _ in range(extent.times(ROUNDS))]
-                    taken[kind, how] = median(seconds for seconds, _ in pulls)
-                    files |= {digest for _, digest in pulls}
-            if len(files) != 1:
-                raise SystemExit(f"{snapshotter}: pulls of the same image ended with different files")
-            first = taken["a layer for each wheel", default]
-            for (kind, how), seconds in taken.items():
-                yield Row(
-                    what=f"{snapshotter}, {kind}, {how.downloads} downloads, {how.unpacks} unpacks at a time",
-                    ours=duration(seconds),
-                    ratio=f"{seconds / first:.2f} x",
-                    instead=f"the default: {duration(first)}",
-                )
+            for network in NETWORKS:
+                taken: dict[tuple[str, How], tuple[float, float]] = {}
+                with nullcontext() if network is None else pulling.limited(engine, network):
+                    for kind, name in images.items():
+                        for how in (default, several):
+                            times = extent.times(ROUNDS)
+                            pulls = [_pull(engine, programs, folder, name, how) for _ in range(times)]
+                            wall_times, cpu_times, digests = zip(*pulls, strict=True)
+                            taken[kind, how] = median(wall_times), median(cpu_times)
+                            files |= {*digests}
+                if len(files) != 1:
+                    raise SystemExit(f"{snapshotter}: pulls of the same image ended with different files")
+                first, _ = taken["a layer for each wheel", default]
+                for (kind, how), (wall_time, cpu_time) in taken.items():
+                    settings = f"{how.downloads} downloads, {how.unpacks} unpacks at a time"
+                    yield Row(
+                        what=f"{snapshotter}, {network or 'no limit'}, {kind}, {settings}",
+                        ours=f"{duration(wall_time)}, {duration(cpu_time)} of CPU time",
+                        ratio=f"{wall_time / first:.2f} x",
+                        instead=f"the default: {duration(first)}",
+                    )
 
 
 def _programs(folder: Path) -> Path:
@@ -190,8 +198,9 @@ def _add_file(tar: tarfile.TarFile, known: set[str], name: str, content: bytes) 
     tar.addfile(info, io.BytesIO(content))
 
 
-def _pull(engine: Engine, programs: Path, folder: Path, name: str, how: How) -> tuple[float, str]:
-    """Return the seconds of a cold pull, and a digest of the names and modes of its files."""
+def _pull(engine: Engine, programs: Path, folder: Path, name: str, how: How) -> tuple[float, float, str]:
+    """Return the seconds of a cold pull, containerd's CPU time, and a digest of names and modes."""
+    begun = _cpu_time_of_ended()
     with _containerd(engine, programs, folder / "containerd", how) as ctr:
         words = ("images", "pull", "--plain-http", "--snapshotter", how.snapshotter, name)
         start = time.perf_counter()
@@ -205,9 +214,16 @@ def _pull(engine: Engine, programs: Path, folder: Path, name: str, how: How) -> 
             capture_output=True,
         )
         try:
-            return taken, _digest(root)
+            digest = _digest(root)
         finally:
             subprocess.run(["umount", root], check=True)
+    return taken, _cpu_time_of_ended() - begun, digest
+
+
+def _cpu_time_of_ended() -> float:
+    """Return the CPU time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _digest(root: Path) -> str:
