@@ -36,6 +36,7 @@ READ = ("sh", "-c", "cat /tree/*/* | wc -c")
 NOTHING = ("true",)
 WAIT = ("sleep", "6")
 SETTLED_S = 3.0
+NETWORK = "1gbit"  # of pulling.NETWORKS
 PROGRAMS = {
     "runc": ("oci", {"IMAGEMATRIX_RUNTIME": "runc"}),
     "bwrap": ("oci", {"IMAGEMATRIX_RUNTIME": "bwrap"}),
@@ -80,6 +81,8 @@ def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
         cold = [way for way in ways if way.name in ("runc, squashfs", "runc, folder", INSTEAD)]
         what = "from the registry to the end of a container that does nothing"
         yield from _compared(what, engine, cold, NOTHING, rounds, before=_emptied)
+        with pulling.limited(engine, NETWORK):
+            yield from _compared(f"{what}, {NETWORK}", engine, cold, NOTHING, rounds, before=_emptied)
 
 
 def _project(folder: Path, image: str) -> Path:
