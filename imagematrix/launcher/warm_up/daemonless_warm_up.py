@@ -124,7 +124,7 @@ class DaemonlessWarmUp:
                 except UsageError as error:  # the image has no place for what is mounted
                     if not way.read_only:
                         raise
-                    return _make_failed_run(str(error), self._before[way.image], container)
+                    return _make_failed_run(str(error), container)
                 return dataclasses.replace(run, record=_read_record(record) if way.image else b"")
 
             return self._start.make_session(way).run(_StoreStart(self._engine, start))
@@ -215,15 +215,14 @@ class DaemonlessWarmUp:
             lines = read_lines(watch.read_pieces(), read_line)
             why = explain_code(watched.wait_for_end())
             seconds = time.monotonic() - watched.started
-            before = self._before[container.layer]
             if excess := watch.find_excess():  # also of what it wrote since the last look
-                return _make_failed_run(excess, before, container, lines)
+                return _make_failed_run(excess, container, seconds, lines)
             changes, written = _read_written(watched, caches)
         mounted = (*SYSTEM, container.folder, *container.devices, *(bind.target for bind in container.binds))
         return EndedRun(
             why=watch.why or why,
             seconds=seconds,
-            states=changes.apply(before),
+            states=changes.apply(self._before[container.layer]),
             written=list_outside(written, mounted),
             record=b"",
             output=lines,
@@ -393,15 +392,16 @@ def _read_record(folder: str) -> bytes:
 
 
 def _make_failed_run(
-    why: str, states: Mapping[str, FileState], container: ContainerSpec, output: tuple[str, ...] = ()
+    why: str, container: ContainerSpec, seconds: float = 0.0, output: tuple[str, ...] = ()
 ) -> EndedRun:
     """Return what a program did of which nothing is read: it could not be started, or wrote too much."""
     return EndedRun(
         why=why,
-        seconds=0.0,
-        states=states,
+        seconds=seconds,
+        states={},
         written=(),
         record=b"",
         output=output,
         variables=container.environment,
+        is_read=False,
     )
