@@ -28,7 +28,14 @@ from imagematrix.launcher.daemonless.options import Bind, ContainerOptions
 from imagematrix.launcher.daemonless.places import SYSTEM
 from imagematrix.launcher.daemonless.start import run_container
 from imagematrix.launcher.daemonless.watched_container import WatchedContainer
-from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD, TEST_CALL, list_programs, write_stubs
+from imagematrix.launcher.warm_up.compilers import (
+    FOLDER,
+    RECORD,
+    TEST_CALL,
+    TEST_CALL_S,
+    list_programs,
+    write_stubs,
+)
 from imagematrix.launcher.warm_up.overlay_changes import (
     NO_CHANGES,
     FolderChanges,
@@ -160,10 +167,12 @@ class DaemonlessWarmUp:
                 apart=True,
                 has_network=False,
             )
-            # Without a shell in the image, it cannot be started.
+            # Without a shell in the image, it cannot be started; a strange one may never end.
             with contextlib.suppress(UsageError, EngineError), self._open_container(container) as watched:
-                while watched.read_output(LOOK_S) != b"":
+                deadline = time.monotonic() + TEST_CALL_S
+                while (left := deadline - time.monotonic()) > 0 and watched.read_output(left) != b"":
                     pass
+                watched.end()
                 watched.wait_for_end()
             return TEST_CALL.encode() in _read_record(record)
 
