@@ -18,14 +18,18 @@ from imagematrix.launcher.docker.options import OWN
 EXAMPLE = (
     "imagematrix warm registry.example.com/ml/training:v1 --staging registry.example.com/staging/training"
 )
+KEEPING = "add --to DIR or --staging REPO"
 SHOWN = ("base", "key", "match", "seconds", "tools", "proofs")  # of the label, in the answer of --json
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from imagematrix.cli.shared.warm_up_starter import WarmUpStarter
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.oci.registry import Registry
     from imagematrix.launcher.docker.request import LaunchRequest
+    from imagematrix.launcher.warm_up.input_folders import ReadInput
     from imagematrix.launcher.warm_up.staged_image import KeptWarmUp
     from imagematrix.launcher.warm_up.warm_up_session import WarmUpEngine, WarmUpPlan
     from imagematrix.selection.selection import NothingFits
@@ -77,7 +81,7 @@ def command(
     from imagematrix.images.oci.registry import Registry
     from imagematrix.launcher.docker.options import RunArgs, parse_seconds
     from imagematrix.launcher.launch_session import UnusedGpus
-    from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
+    from imagematrix.launcher.warm_up.input_folders import parse_inputs, read_inputs
     from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
     from imagematrix.launcher.warm_up.program_run import WarmUpStart
     from imagematrix.launcher.warm_up.staged_image import make_new_folder, require_other_repository
@@ -85,6 +89,8 @@ def command(
 
     if to is not None and staging is not None:
         raise UsageError("--to and --staging are mutually exclusive", remedy="leave one of them out")
+    if to is None and staging is None:
+        print_info(f"imagematrix: nothing will be kept: {KEEPING}")
     args = RunArgs(
         options=(),
         image=image,
@@ -103,12 +109,15 @@ def command(
             require_other_repository(staging, catalog.image)
         request, warm_up, user = _request_warm_up(starter, catalog)
         folders = parse_inputs(inputs or (), warm_up)
-        plan = make_warm_up_plan(request, warm_up, hash_inputs(folders), user)
+        read = read_inputs(folders)
+        digests = {name: folder.digest for name, folder in read.items()}
+        plan = make_warm_up_plan(request, warm_up, digests, user)
         start = WarmUpStart(
             request=request, gpus=UnusedGpus(on_wait=print_info), warm_up=warm_up, folders=folders
         )
         warm_engine = starter.make_engine(plan, start)
-        kept, is_adopted = _keep_warm_layer(plan, warm_engine, registry, to)
+        version = f"{catalog.image}:{catalog.version}"
+        kept, is_adopted = _keep_warm_layer(plan, warm_engine, read, registry, to, version)
     reference = f"{registry.name}:{plan.tag}" if registry else None
     if json:
         print_json(_make_document(kept, reference, to, is_adopted=is_adopted))
@@ -117,7 +126,7 @@ def command(
     elif to is not None:
         print_text(f"oci:{to}")
     else:
-        print_info("imagematrix: proved, and not kept: add --to DIR or --staging REPO")
+        print_info(f"imagematrix: proved, and not kept: {KEEPING}")
 
 
 def _request_warm_up(starter: WarmUpStarter, catalog: Catalog) -> tuple[LaunchRequest, WarmUp, str]:
@@ -162,14 +171,22 @@ def _suggest_variable(error: NothingFits) -> NothingFits:
 
 
 def _keep_warm_layer(
-    plan: WarmUpPlan, engine: WarmUpEngine, registry: Registry | None, to: Path | None
+    plan: WarmUpPlan,
+    engine: WarmUpEngine,
+    inputs: Mapping[str, ReadInput],
+    registry: Registry | None,
+    to: Path | None,
+    version: str,
 ) -> tuple[KeptWarmUp, bool]:
     """Warm up unless the staging repository has the result, and keep it there or in a folder.
 
-    Return the image, and whether it was in the repository already.
+    Return the image, and whether it was in the repository already. `version` is what `publish` would add it
+    to.
     """
     from imagematrix.common.temp_folder import make_scratch_folder
+    from imagematrix.common.text import quote_word
     from imagematrix.launcher.warm_up import staged_image
+    from imagematrix.launcher.warm_up.input_folders import require_unchanged
     from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer, report_unwritten
 
     found = registry and staged_image.find_staged_image(registry, plan.tag, plan.key)
@@ -178,18 +195,25 @@ def _keep_warm_layer(
         return found, True
     if registry is not None:
         staged_image.require_push(registry)
+
+    def report_left(folder: Path) -> None:
+        command = f"imagematrix publish --warm {quote_word(f'oci:{folder}')} {quote_word(version)}"
+        warn(f"what was proved is left in {folder}", f"if it cannot be kept elsewhere: `{command}`")
+
     with make_scratch_folder() as folder:
         with report_unwritten(folder, "set TMPDIR to a folder on another disk"):
             layer, label = make_warm_layer(
                 engine, plan, folder, lambda step: print_info(f"imagematrix: {step}")
             )
+        require_unchanged(inputs)
         image = staged_image.make_staged_image(layer, folder / LAYER, label, plan.compression, plan.platform)
         kept = staged_image.KeptWarmUp(digest=image.digest, label=label)
-        if registry is not None:
-            kept = staged_image.push_staged_image(registry, image, plan.tag, plan.key)
-        elif to is not None:
-            with report_unwritten(to, "name a folder on another disk with --to"):
-                staged_image.write_staged_layout(image, plan.tag, to)
+        with staged_image.leave_on_error(image, plan.tag, report_left):
+            if registry is not None:
+                kept = staged_image.push_staged_image(registry, image, plan.tag, plan.key)
+            elif to is not None:
+                with report_unwritten(to, "name a folder on another disk with --to"):
+                    staged_image.write_staged_layout(image, plan.tag, to)
     return kept, kept.digest != image.digest
 
 

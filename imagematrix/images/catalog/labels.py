@@ -183,6 +183,11 @@ def get_labels(image: Mapping[str, Any]) -> Mapping[str, Any]:
     return _get_mapping(_get_config(image).get("Labels"))
 
 
+def list_volumes(image: Mapping[str, Any]) -> list[str]:
+    """Return the paths of an image's volumes, from its configuration or from what an engine tells of it."""
+    return sorted(_get_mapping(_get_config(image).get("Volumes")))
+
+
 def read_config_labels(raw: bytes, where: str) -> Mapping[str, str]:
     """Return the labels in an image's configuration; none if they are inherited from another image."""
     image = json_documents.Fields(json_documents.parse_json(raw, where), where)

@@ -6,7 +6,9 @@ Every function raises EngineError.
 from __future__ import annotations
 
 import contextlib
+import tarfile
 
+from imagematrix.errors import EngineError
 from imagematrix.images.engine.images import PieceStream
 from imagematrix.images.engine.transport import DockerPy, convert_errors, quote
 
@@ -23,15 +25,20 @@ def open_files(client: DockerClient, container: str, path: str | None = None) ->
     """Yield the tar of a container's files, running or not; with `path`, of that file or folder only.
 
     Without, it has no files of volumes. With, names in it begin with the path's last part, and docker-py's
-    NotFound is raised if the container has no such file.
+    NotFound is raised if the container has no such file. A tar that is found to be damaged within the context
+    is an EngineError.
     """
     from docker.errors import NotFound
 
     with convert_errors(NotFound):
         api = client.api
         pieces = api.get_archive(container, path)[0] if path else api.export(container)
-    with contextlib.closing(pieces):
-        yield PieceStream(pieces)
+    try:
+        with contextlib.closing(pieces):
+            yield PieceStream(pieces)
+    except tarfile.TarError as error:
+        message = f"the engine sent damaged files of the container {container[:12]}: {error}"
+        raise EngineError(message, remedy="run the command again") from error
 
 
 def put_files(client: DockerClient, container: str, archive: bytes | Iterator[bytes]) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FOLDER = "/.imagematrix-warm"  # in the container, for the record; every user may write to the file in it
 RECORD = f"{FOLDER}/calls"
 TEST_CALL = "--imagematrix-test-call"  # a stub records this call, and runs nothing
+TEST_CALL_S = 60.0  # after which a test call is ended: the shell of an image may be anything
 REAL = ".imagematrix-real-"  # prefix of a real compiler beside its stub
 MOST_CALLS = 1000
 LONGEST = 300  # letters of a call that are kept

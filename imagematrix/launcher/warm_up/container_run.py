@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tarfile
 import time
 
 from imagematrix.common.record import replace
@@ -16,7 +15,7 @@ from imagematrix.images.oci.tar import open_tar
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.launch import DockerApi
 from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD
-from imagematrix.launcher.warm_up.folder_states import read_states
+from imagematrix.launcher.warm_up.folder_states import TooLargeError, read_states
 from imagematrix.launcher.warm_up.leftovers import make_owner_label
 from imagematrix.launcher.warm_up.program_run import (
     LARGEST_RECORD,
@@ -60,11 +59,12 @@ class ContainerRuns:
     ) -> EndedRun:
         """Start the command, and return what it did; `read_line` gets each line of its output.
 
-        `keep` gets the id of the ended container before it is removed. Raises what a launch does, and
-        EngineError.
+        `keep` gets the id of the ended container before it is removed, unless its caches are too large to be
+        read. Raises what a launch does, and EngineError.
         """
         starter = _WarmStart(self._client, self._make_options(way), way.image)
-        container = self._start.make_session(way).run(starter).id or ""
+        with convert_errors():
+            container = self._start.make_session(way).run(starter).id or ""
         try:
             started = time.monotonic()
             why = self._watch(container)
@@ -75,16 +75,20 @@ class ContainerRuns:
             written = self._list_written(container)
             with convert_errors():
                 variables = self._client.api.inspect_container(container)["Config"]["Env"] or ()
+            states = self._list_states(container)
+            is_read = states is not None
             run = EndedRun(
-                why=why,
+                why=why if is_read else explain_size(self._start.warm_up),
                 seconds=seconds,
-                states=list_caches(self._client, container),
+                states=states or {},
+                is_read=is_read,
                 written=written,
                 record=read_record(self._client, container) if way.image else b"",
                 output=lines,
                 variables=dict(str(text).partition("=")[::2] for text in variables),
             )
-            keep(container)
+            if is_read:
+                keep(container)
             return run
         finally:
             remove_container(self._client, container, running=True)
@@ -137,15 +141,21 @@ class ContainerRuns:
 
         Where files go while they are counted, engines give up; then only a later look can tell.
         """
-        most = self._start.warm_up.max_size
         try:
-            if container_files.measure_written(self._client, container) <= most:
+            if container_files.measure_written(self._client, container) <= self._start.warm_up.max_size:
                 return False
-            return sum(state.size for state in list_caches(self._client, container).values()) > most
+            return self._list_states(container) is None
         except EngineUnreachableError:
             raise
-        except (EngineError, tarfile.TarError):
+        except EngineError:
             return False
+
+    def _list_states(self, container: str) -> dict[str, FileState] | None:
+        """Return the states of a container's caches, None if they have more than the warm-up's `max_size`."""
+        try:
+            return list_caches(self._client, container, self._start.warm_up.max_size)
+        except TooLargeError:
+            return None
 
     def _list_written(self, container: str) -> tuple[str, ...]:
         """Return what a container wrote elsewhere than in the caches; mount points count as written, too."""
@@ -171,13 +181,16 @@ def read_record(client: DockerClient, container: str) -> bytes:
     return REMOVED
 
 
-def list_caches(client: DockerClient, container: str) -> dict[str, FileState]:
-    """Return the states of the files in a container's caches, none if it has no such folder."""
+def list_caches(client: DockerClient, container: str, max_size: float = math.inf) -> dict[str, FileState]:
+    """Return the states of the files in a container's caches, none if it has no such folder.
+
+    Raises TooLargeError if they have more than `max_size` bytes.
+    """
     from docker.errors import NotFound
 
     try:
         with container_files.open_files(client, container, ROOT) as stream:
-            return read_states(stream, ROOT)
+            return read_states(stream, ROOT, max_size)
     except NotFound:
         return {}
 

@@ -28,7 +28,14 @@ from imagematrix.launcher.daemonless.options import Bind, ContainerOptions
 from imagematrix.launcher.daemonless.places import SYSTEM
 from imagematrix.launcher.daemonless.start import run_container
 from imagematrix.launcher.daemonless.watched_container import WatchedContainer
-from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD, TEST_CALL, list_programs, write_stubs
+from imagematrix.launcher.warm_up.compilers import (
+    FOLDER,
+    RECORD,
+    TEST_CALL,
+    TEST_CALL_S,
+    list_programs,
+    write_stubs,
+)
 from imagematrix.launcher.warm_up.overlay_changes import (
     NO_CHANGES,
     FolderChanges,
@@ -124,7 +131,7 @@ class DaemonlessWarmUp:
                 except UsageError as error:  # the image has no place for what is mounted
                     if not way.read_only:
                         raise
-                    return _make_failed_run(str(error), self._before[way.image], container)
+                    return _make_failed_run(str(error), container)
                 return dataclasses.replace(run, record=_read_record(record) if way.image else b"")
 
             return self._start.make_session(way).run(_StoreStart(self._engine, start))
@@ -160,10 +167,12 @@ class DaemonlessWarmUp:
                 apart=True,
                 has_network=False,
             )
-            # Without a shell in the image, it cannot be started.
+            # Without a shell in the image, it cannot be started; a strange one may never end.
             with contextlib.suppress(UsageError, EngineError), self._open_container(container) as watched:
-                while watched.read_output(LOOK_S) != b"":
+                deadline = time.monotonic() + TEST_CALL_S
+                while (left := deadline - time.monotonic()) > 0 and watched.read_output(left) != b"":
                     pass
+                watched.end()
                 watched.wait_for_end()
             return TEST_CALL.encode() in _read_record(record)
 
@@ -215,15 +224,14 @@ class DaemonlessWarmUp:
             lines = read_lines(watch.read_pieces(), read_line)
             why = explain_code(watched.wait_for_end())
             seconds = time.monotonic() - watched.started
-            before = self._before[container.layer]
             if excess := watch.find_excess():  # also of what it wrote since the last look
-                return _make_failed_run(excess, before, container, lines)
+                return _make_failed_run(excess, container, seconds, lines)
             changes, written = _read_written(watched, caches)
         mounted = (*SYSTEM, container.folder, *container.devices, *(bind.target for bind in container.binds))
         return EndedRun(
             why=watch.why or why,
             seconds=seconds,
-            states=changes.apply(before),
+            states=changes.apply(self._before[container.layer]),
             written=list_outside(written, mounted),
             record=b"",
             output=lines,
@@ -393,15 +401,16 @@ def _read_record(folder: str) -> bytes:
 
 
 def _make_failed_run(
-    why: str, states: Mapping[str, FileState], container: ContainerSpec, output: tuple[str, ...] = ()
+    why: str, container: ContainerSpec, seconds: float = 0.0, output: tuple[str, ...] = ()
 ) -> EndedRun:
     """Return what a program did of which nothing is read: it could not be started, or wrote too much."""
     return EndedRun(
         why=why,
-        seconds=0.0,
-        states=states,
+        seconds=seconds,
+        states={},
         written=(),
         record=b"",
         output=output,
         variables=container.environment,
+        is_read=False,
     )

@@ -13,7 +13,7 @@ from imagematrix.images.engine.removal import remove_container
 from imagematrix.images.engine.transport import convert_errors
 from imagematrix.images.oci.tar import open_tar
 from imagematrix.images.warm.tools import ROOT
-from imagematrix.launcher.warm_up.compilers import FOLDER, TEST_CALL, list_programs, write_stubs
+from imagematrix.launcher.warm_up.compilers import FOLDER, TEST_CALL, TEST_CALL_S, list_programs, write_stubs
 from imagematrix.launcher.warm_up.container_run import list_caches, read_record
 from imagematrix.launcher.warm_up.leftovers import make_owner_label
 from imagematrix.launcher.warm_up.warm_up_session import ProofImage
@@ -67,25 +67,29 @@ class DockerWarmUp:
     @contextlib.contextmanager
     def make_proof_image(self, layer: Iterable[bytes]) -> Iterator[ProofImage]:
         """Yield the variant with a layer and with stubs of its compilers; see WarmUpEngine."""
-        with self._open_container(self._base) as container:
-            container_files.put_files(self._client, container, iter(layer))
-            with container_files.open_files(self._client, container) as stream, open_tar(stream) as archive:
-                programs = list_programs(archive)
-            stubs = io.BytesIO()
-            write_stubs(programs.compilers, stubs)
-            container_files.put_files(self._client, container, stubs.getvalue())
-            image = container_files.make_image(self._client, container)
-        try:
-            with self._open_container(image) as container:
-                states = list_caches(self._client, container)
-            yield ProofImage(name=image, programs=programs, states=states)
-        finally:
-            remove_image(image, self._client)
+        with contextlib.ExitStack() as stack:
+            with self._open_container(self._base) as container:
+                container_files.put_files(self._client, container, iter(layer))
+                with (
+                    container_files.open_files(self._client, container) as stream,
+                    open_tar(stream) as archive,
+                ):
+                    programs = list_programs(archive)
+                stubs = io.BytesIO()
+                write_stubs(programs.compilers, stubs)
+                container_files.put_files(self._client, container, stubs.getvalue())
+                image = container_files.make_image(self._client, container)
+                stack.callback(remove_image, image, self._client)
+            # As long as it has a container, `docker image prune` leaves an image without a name.
+            keeper = stack.enter_context(self._open_container(image))
+            yield ProofImage(name=image, programs=programs, states=list_caches(self._client, keeper))
 
     def can_see_compilers(self, image: ProofImage, way: StartWay) -> bool:
         """Whether stubs run and record when started in a way; see WarmUpEngine."""
         from docker.errors import APIError
         from docker.types import Mount
+        from requests.exceptions import ConnectionError as NoAnswerError
+        from requests.exceptions import ReadTimeout
 
         with convert_errors():
             container = self._client.containers.create(
@@ -99,10 +103,11 @@ class DockerWarmUp:
                 user=way.user,
             )
         try:
-            # Without a shell in the image, the engine cannot start it.
+            # Without a shell in the image, the engine cannot start it; a strange one may never end.
             with convert_errors(), contextlib.suppress(APIError):
                 container.start()
-                container.wait()
+                with contextlib.suppress(ReadTimeout, NoAnswerError):
+                    container.wait(timeout=TEST_CALL_S)
             return TEST_CALL.encode() in read_record(self._client, str(container.id))
         finally:
             remove_container(self._client, str(container.id), running=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import posixpath
 import tarfile
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.images.oci.tar import open_tar
+from imagematrix.images.warm.layer import LATEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,13 +23,17 @@ PIECE = 1 << 20  # bytes to read at once
 ELF = b"\x7fELF"
 
 
+class TooLargeError(Exception):
+    """A folder has more bytes of files than it may have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
     """What tells whether a file was written anew: its kind, its content, and when it was last modified.
 
     `kind` is the type in a tar's header, of a hard link that of its file. `size` is in bytes, `mtime` in
-    whole seconds since 1970. `content` is the digest of a file's content, the target of a symbolic link, and
-    else empty. `is_elf` is for files of machine code.
+    whole seconds since 1970, of another time the nearest that a layer can have. `content` is the digest of a
+    file's content, the target of a symbolic link, and else empty. `is_elf` is for files of machine code.
     """
 
     kind: bytes
@@ -42,14 +48,16 @@ class FileState:
         return self.kind == tarfile.DIRTYPE
 
 
-def read_states(stream: ByteStream, root: str) -> dict[str, FileState]:
+def read_states(stream: ByteStream, root: str, max_size: float = math.inf) -> dict[str, FileState]:
     """Return the state of each file below the folder `root`, by its absolute path, and of `root` itself.
 
     `stream` is the tar in which the engine sends the folder: names begin with the last part of `root`. Raises
-    UsageError if it has more than MOST files, tarfile.TarError if it is damaged.
+    UsageError if it has more than MOST files, tarfile.TarError if it is damaged, and TooLargeError, before it
+    reads them, if its files have more than `max_size` bytes: holes count, and take as long to read as data.
     """
     parent = posixpath.dirname(root)
     states: dict[str, FileState] = {}
+    size = 0
     with open_tar(stream) as archive:
         for member in archive:
             path = posixpath.normpath(posixpath.join(parent, member.name.lstrip("/")))
@@ -60,6 +68,9 @@ def read_states(stream: ByteStream, root: str) -> dict[str, FileState]:
                 if linked in states:
                     states[path] = states[linked]
                     continue
+            size += member.size if member.isreg() else 0
+            if size > max_size:
+                raise TooLargeError
             states[path] = _read_state(archive, member)
     return states
 
@@ -87,4 +98,5 @@ def _read_state(archive: tarfile.TarFile, member: tarfile.TarInfo) -> FileState:
         content = found.hexdigest()
     # A folder's size depends on the file system.
     size = member.size if member.isreg() else 0
-    return FileState(kind=member.type, size=size, mtime=int(member.mtime), content=content, is_elf=is_elf)
+    mtime = min(max(int(member.mtime), 0), LATEST)
+    return FileState(kind=member.type, size=size, mtime=mtime, content=content, is_elf=is_elf)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.launcher.warm_up.compilers import is_compiler
+from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,9 +48,36 @@ def parse_inputs(options: Sequence[str], warm_up: WarmUp) -> dict[str, Path]:
     return folders
 
 
-def hash_inputs(folders: Mapping[str, Path]) -> dict[str, str]:
-    """Return the digest of each input's folder; see `hash_folder`."""
-    return {name: hash_folder(folder) for name, folder in folders.items()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadInput:
+    """The `folder` of an input, with its `digest`; see `hash_folder`.
+
+    `files` are the sizes and times of all files in it, by path, from before they were read.
+    """
+
+    folder: Path
+    digest: str
+    files: Mapping[str, tuple[int, int]]
+
+
+def read_inputs(folders: Mapping[str, Path]) -> dict[str, ReadInput]:
+    """Return each input, read whole, by its name; raises what `hash_folder` does."""
+    return {
+        name: ReadInput(folder=folder, files=_describe_files(folder), digest=hash_folder(folder))
+        for name, folder in folders.items()
+    }
+
+
+def require_unchanged(inputs: Mapping[str, ReadInput]) -> None:
+    """Raise WarmUpError if a file of an input came, went or was written since it was read.
+
+    What was compiled may then be of another content than the digest says.
+    """
+    for name, read in inputs.items():
+        differing = {path for path, _ in read.files.items() ^ _describe_files(read.folder).items()}
+        if differing:
+            message = f"nothing is kept: the input {name} was changed meanwhile: {min(differing)}"
+            raise WarmUpError(message, remedy="give a folder to which nothing is written, such as a copy")
 
 
 def hash_folder(folder: Path) -> str:
@@ -78,6 +107,19 @@ def hash_folder(folder: Path) -> str:
     except OSError as error:
         raise UsageError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
     return f"sha256:{found.hexdigest()}"
+
+
+def _describe_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the size and the time of each file below a folder, by its path; folders are there without."""
+    described = {}
+    try:
+        for path in _list_files(folder):
+            status = path.lstat()
+            is_folder = stat.S_ISDIR(status.st_mode)  # its time changes with each lock in it
+            described[str(path)] = (0, 0) if is_folder else (status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
+    return described
 
 
 def _list_files(folder: Path) -> Iterator[Path]:

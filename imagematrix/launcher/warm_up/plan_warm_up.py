@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import posixpath
+
 from imagematrix.common.image_reference import names_registry, split_version
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
-from imagematrix.images.catalog.labels import get_labels
+from imagematrix.images.catalog.labels import get_labels, list_volumes
 from imagematrix.images.catalog.warm_image import WarmInput, compute_key, make_warm_tag
-from imagematrix.images.catalog.warm_up import read_warm_up
+from imagematrix.images.catalog.warm_up import is_overlapping, read_warm_up
 from imagematrix.images.engine import images
 from imagematrix.images.engine.transport import DockerPy
 from imagematrix.images.oci.compression import DEFAULT, DEFAULT_LEVELS, Compression, has_zstd
 from imagematrix.images.oci.registry import Registry
+from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.docker.plan import require_variant
 from imagematrix.launcher.docker.pull import pull_unless_present
 from imagematrix.launcher.warm_up.node_match import make_whole_match, require_equal_gpus, require_known_gpus
@@ -61,14 +64,20 @@ def pull_base(
 
 
 def require_warm_up(image: Mapping[str, Any], variant: Variant) -> WarmUp:
-    """Return the warm-up of a variant; raise UsageError if it has none.
+    """Return the warm-up of a variant; raise UsageError if it has none, or a volume in the place of caches.
 
-    `image` is its configuration, or what an engine tells of it.
+    What is written to a volume is in no layer, and not in the size of a container. `image` is its
+    configuration, or what an engine tells of it.
     """
     warm_up = read_warm_up(get_labels(image), variant.reference)
     if warm_up is None:
         remedy = "write `warm_up` for the image in matrix.yaml, and raise the version with `imagematrix bump`"
         raise UsageError(f"{variant.reference} has no warm-up", remedy=remedy)
+    for path in list_volumes(image):
+        if is_overlapping(ROOT, posixpath.normpath(path)):
+            remedy = "take that VOLUME out of its Dockerfile or base, and raise the version"
+            message = f"{variant.reference} has the volume {path}, from which no caches are kept"
+            raise UsageError(message, remedy=f"{remedy} with `imagematrix bump`")
     return warm_up
 
 

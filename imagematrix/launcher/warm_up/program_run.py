@@ -49,7 +49,8 @@ class EndedRun:
 
     `states` are those of the caches afterwards, `written` are the files elsewhere that it wrote. `record` is
     the stubs' record of compilers, empty without stubs, and `output` the last lines of its output.
-    `variables` are those that it was started with.
+    `variables` are those that it was started with. Of one that could not be started, or wrote too much,
+    nothing is read, so `states` is empty.
     """
 
     why: str | None
@@ -59,6 +60,7 @@ class EndedRun:
     record: bytes
     output: tuple[str, ...]
     variables: Mapping[str, str]
+    is_read: bool = True
 
     @property
     def size(self) -> int:

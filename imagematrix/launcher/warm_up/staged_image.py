@@ -11,10 +11,12 @@ import json
 import shutil
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from imagematrix.common.image_reference import Reference
+from imagematrix.common.temp_folder import get_disk_folder
 from imagematrix.common.text import quote_word
-from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.errors import ImagematrixError, TagMovedError, UsageError
 from imagematrix.images.catalog.labels import WARM, read_warm_label
 from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, get_blob_path
 from imagematrix.images.oci.manifest import (
@@ -29,8 +31,7 @@ from imagematrix.images.oci.manifest import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from imagematrix.images.catalog.warm_image import WarmLabel
     from imagematrix.images.oci.compression import Compression
@@ -131,17 +132,45 @@ def make_new_folder(folder: Path) -> Iterator[None]:
 def write_staged_layout(image: ProvedImage, tag: str, folder: Path) -> None:
     """Write an image to the new or empty `folder` as an OCI layout.
 
-    Raises OSError; what was written is then removed.
+    Raises UsageError if another process has written one there meanwhile, and OSError. What was written is
+    removed if this does not come to its end.
     """
+    blobs = get_blob_path(folder, "").parent
+    try:
+        blobs.mkdir(parents=True)  # only one process can
+    except FileExistsError as error:
+        raise UsageError(f"{folder} is not empty any more", remedy="name a new folder") from error
     try:
         _write_layout(image, tag, folder)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        for name in (MARK, INDEX_FILE):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(blobs, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def leave_on_error(image: ProvedImage, tag: str, on_left: Callable[[Path], object]) -> Iterator[None]:
+    """Write an image to a new folder where large files belong if the context raises an ImagematrixError.
+
+    It took long to prove, and what fails in the context may work later. `on_left` gets the folder.
+    """
+    try:
+        yield
+    except ImagematrixError:
+        with contextlib.suppress(OSError):  # the other error is the one to tell
+            folder = Path(tempfile.mkdtemp(prefix="imagematrix-warm-", dir=get_disk_folder()))
+            try:
+                write_staged_layout(image, tag, folder)
+            except BaseException:
+                folder.rmdir()
+                raise
+            on_left(folder)
         raise
 
 
 def _write_layout(image: ProvedImage, tag: str, folder: Path) -> None:
-    get_blob_path(folder, "").mkdir(parents=True)
+    get_blob_path(folder, "").mkdir()
     for raw in (image.manifest, image.config):
         get_blob_path(folder, compute_digest(raw)).write_bytes(raw)
     shutil.copyfile(image.path, get_blob_path(folder, image.layer.digest))

@@ -10,6 +10,7 @@ import errno
 import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from imagematrix.common.text import format_count, shorten_lines, shorten_words
@@ -40,7 +41,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from imagematrix.images.catalog.warm_image import WarmInput, WarmMatch
     from imagematrix.images.catalog.warm_up import WarmUp
@@ -56,6 +56,7 @@ PIECE = 1 << 20  # bytes to read at once
 LAYER, CACHES, SECOND = "layer", "caches.tar", "second.tar"
 BYTECODE = "/__pycache__/"  # which Python writes at every first start
 NUMBER = "12345"  # of a user without an entry in the image's passwd
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 ROOTS = frozenset({"", "0", "root"})  # how an image names its user if that is root
 WHY_NOT_REPRODUCIBLE = "caches have times and names of processes, and compilers choose by measuring"
 
@@ -118,13 +119,17 @@ class WarmUpEngine(Protocol):
 
 @contextlib.contextmanager
 def report_unwritten(folder: Path, elsewhere: str) -> Iterator[None]:
-    """Raise WarmUpError, with a remedy, in place of an OSError of files that are written to `folder`.
+    """Raise WarmUpError, with a remedy, in place of an OSError of a file in `folder`, or of a full disk.
 
-    `elsewhere` says how to name another folder.
+    `elsewhere` says how to name another folder. Other errors, such as of what a program left, have nothing to
+    do with the disk.
     """
     try:
         yield
     except OSError as error:
+        is_inside = error.filename is not None and Path(str(error.filename)).is_relative_to(folder)
+        if not is_inside and error.errno not in UNWRITTEN:
+            raise
         message = f"the warm-up is not kept: cannot write to {folder}: {error.strerror or error}"
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = f"free disk space in {folder.parent}, or {elsewhere}" if is_full else elsewhere
@@ -203,7 +208,7 @@ class _Proof:
             lines += _quote_output(run)
         if names := list_differing_variables(run, self._cold, signs):
             lines += ["variables of the two starts differ:", *shorten_lines(names, SHOWN)]
-        if factors := list_differing_factors(folder / CACHES, folder / SECOND):
+        if run.is_read and (factors := list_differing_factors(folder / CACHES, folder / SECOND)):
             lines += ["keys of the two starts differ in:", *shorten_lines(factors, SHOWN)]
         remedy = "what a tool hashes must be the same at each start: see the reference of caches"
         raise WarmUpError(*lines, remedy=remedy)
@@ -276,10 +281,12 @@ def _require_ended(run: EndedRun) -> None:
     """Raise WarmUpError, with how far it came, if a warm-up failed."""
     if run.why is None:
         return
-    count = sum(not state.is_folder for state in run.states.values())
-    size = f"{format_count(count, 'file')} and {format_megabytes(run.size)}"
+    reached = f"after {run.seconds:.1f} s"
+    if run.is_read:
+        count = sum(not state.is_folder for state in run.states.values())
+        reached += f" and with {format_count(count, 'file')} and {format_megabytes(run.size)} in {ROOT}"
     raise WarmUpError(
-        f"the warm-up is not kept: {run.why}, after {run.seconds:.1f} s and with {size} in {ROOT}",
+        f"the warm-up is not kept: {run.why}, {reached}",
         *shorten_lines(run.output[-SHOWN:], SHOWN),
         remedy="mend its command, or raise `timeout` or `max_size` of its warm_up in matrix.yaml",
     )

@@ -1,17 +1,23 @@
 """warm: what it refuses before anything is pulled; tests/engine/test_warm.py runs it."""
 
+from types import SimpleNamespace
+
 import pytest
 from choosing import Make
 
 from imagematrix.cli.shared import warm_up_starter
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.images.catalog.warm_image import WarmLabel
 from imagematrix.images.catalog.warm_up import WarmUp
 from imagematrix.images.oci.compression import DEFAULT
+from imagematrix.images.oci.manifest import compute_digest
+from imagematrix.images.warm.layer import WarmLayer
 from imagematrix.launcher.daemonless import start
 from imagematrix.launcher.docker import request
 from imagematrix.launcher.docker.options import RunArgs
-from imagematrix.launcher.warm_up import plan_warm_up
+from imagematrix.launcher.warm_up import plan_warm_up, warm_up_session
+from imagematrix.launcher.warm_up.warm_up_session import LAYER
 
 VARIANT = Make.variant("r.example/training:v1-gpu", digest=f"sha256:{'0' * 64}", cubins=("80",))
 GPUS = [Make.gpu(number, uuid=f"GPU-{number}", name="A100", memory_mib=81920) for number in range(2)]
@@ -20,8 +26,8 @@ GPUS = [Make.gpu(number, uuid=f"GPU-{number}", name="A100", memory_mib=81920) fo
 class Starter:
     """Selects one variant, whose warm-up takes `gpus`; it starts nothing, and keeps the plan in `started`."""
 
-    def __init__(self, gpus="all"):
-        self.warm_up = WarmUp(command=("train",), gpus=gpus)
+    def __init__(self, gpus="all", inputs=()):
+        self.warm_up = WarmUp(command=("train",), gpus=gpus, inputs=inputs)
         self.started = []
 
     def open_catalog(self):
@@ -58,6 +64,34 @@ def warm_on(cli, monkeypatch):
         return cli("warm", "r.example/training:v1", *options)
 
     return call
+
+
+@pytest.fixture
+def proved(monkeypatch):
+    """What is proved of a warm-up, which does what its `on_run` does."""
+    warm_up = SimpleNamespace(on_run=lambda: None)
+
+    def make_warm_layer(_, plan, folder, __):
+        warm_up.on_run()
+        (folder / LAYER).write_bytes(b"a layer")
+        digest = compute_digest(b"a layer")
+        layer = WarmLayer(digest=digest, size=7, diff_id=digest, unpacked=7, paths=(), tools=())
+        label = WarmLabel(
+            base=plan.base,
+            key=plan.key,
+            match=plan.match,
+            command=("train",),
+            inputs=plan.inputs,
+            date="2026-11-29T12:00:00Z",
+            seconds=(("cold", 2.0), ("warm", 1.0)),
+            tools=(("numba", None),),
+            proofs=(("root", "proved"),),
+            why_not_reproducible="times",
+        )
+        return layer, label
+
+    monkeypatch.setattr(warm_up_session, "make_warm_layer", make_warm_layer)
+    return warm_up
 
 
 @pytest.mark.parametrize("gpus", ["all", "1"])
@@ -105,6 +139,37 @@ def test_a_missing_right_to_stage_is_found_before_anything_starts(warm_on, serve
     result = warm_on(Starter(), *GPUS, options=("--staging", f"{server.address}/ml/staging"))
     assert ("this starts nothing" in result.err) == may_push
     assert result.code == (2 if may_push else 8)
+
+
+def test_without_a_place_to_keep_it_that_is_told_before_anything_starts(warm_on, tmp_path):
+    assert "nothing will be kept: add --to DIR or --staging REPO" in warm_on(Starter(), *GPUS).err
+    to = ("--to", str(tmp_path / "out"))
+    assert "nothing will be kept" not in warm_on(Starter(), *GPUS, options=to).err
+
+
+def test_what_is_proved_and_cannot_be_pushed_is_left_in_a_folder(
+    warm_on, proved, server, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    proved.on_run = lambda: server.fails("POST", "/blobs/uploads/", times=99, status=403)
+    result = warm_on(Starter(), *GPUS, options=("--staging", f"{server.address}/ml/staging"))
+    assert result.code == 8
+    (left,) = tmp_path.iterdir()
+    assert f"what was proved is left in {left}" in result.err
+    assert f"`imagematrix publish --warm oci:{left} r.example/training:v1`" in result.err
+    assert (left / "oci-layout").exists()
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_of_an_input_that_changes_meanwhile_nothing_is_kept(warm_on, proved, tmp_path, is_changed):
+    (tmp_path / "model").mkdir()
+    if is_changed:
+        proved.on_run = (tmp_path / "model/more").touch
+    starter = Starter(inputs=(("model", "/model"),))
+    options = (f"--input=model={tmp_path}/model", "--to", str(tmp_path / "out"))
+    result = warm_on(starter, *GPUS, options=options)
+    assert (result.code, (tmp_path / "out").exists()) == ((1, False) if is_changed else (0, True)), result.err
+    assert ("input model was changed meanwhile" in result.err) == is_changed
 
 
 def test_gpus_of_which_a_fact_is_unknown_warm_up_nothing(warm_on):

@@ -6,8 +6,14 @@ import tarfile
 import pytest
 
 from imagematrix.errors import UsageError
+from imagematrix.images.warm.layer import LATEST
 from imagematrix.launcher.warm_up import folder_states
-from imagematrix.launcher.warm_up.folder_states import find_changed, find_removed, read_states
+from imagematrix.launcher.warm_up.folder_states import (
+    TooLargeError,
+    find_changed,
+    find_removed,
+    read_states,
+)
 
 ROOT = "/var/cache/warm"
 
@@ -77,3 +83,19 @@ def test_more_files_than_any_program_caches_are_refused(monkeypatch):
     monkeypatch.setattr(folder_states, "MOST", 1)
     with pytest.raises(UsageError, match="more than 1 files"):
         read_states(tar(FOLDER, FILE), ROOT)
+
+
+@pytest.mark.parametrize(("mtime", "expected"), [(-3600, 0), (LATEST + 1, LATEST), (5.9, 5)])
+def test_a_time_is_one_that_a_layer_can_have(mtime, expected):
+    states = read_states(tar(FOLDER, (*FILE[:3], mtime)), ROOT)
+    assert states[f"{ROOT}/numba/a.nbc"].mtime == expected
+
+
+def test_files_that_are_too_large_are_not_read():
+    other = ("warm/numba/b.nbc", tarfile.REGTYPE, bytes(1 << 24), 5)
+    link = ("warm/numba/l.nbc", tarfile.LNKTYPE, FILE[0], 5)
+    assert len(read_states(tar(FOLDER, FILE, link), ROOT, len(FILE[2]))) == 3
+    stream = tar(FOLDER, FILE, other)
+    with pytest.raises(TooLargeError):
+        read_states(stream, ROOT, len(FILE[2]))
+    assert stream.tell() < 1 << 22

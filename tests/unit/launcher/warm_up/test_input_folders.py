@@ -8,7 +8,13 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.warm_up import WarmUp
-from imagematrix.launcher.warm_up.input_folders import hash_folder, hash_inputs, parse_inputs
+from imagematrix.launcher.warm_up.input_folders import (
+    hash_folder,
+    parse_inputs,
+    read_inputs,
+    require_unchanged,
+)
+from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 
 WARM_UP = WarmUp(command=("train",), inputs=(("model", "/models/m"), ("tokens", "/tokens")))
 
@@ -63,7 +69,7 @@ def test_a_digest_depends_on_everything_that_a_program_reads(folder, what):
     before = hash_folder(folder)
     assert before == hash_folder(folder)
     change(folder, what)
-    assert hash_inputs({"model": folder})["model"] != before
+    assert hash_folder(folder) != before
 
 
 def test_a_digest_does_not_depend_on_the_folder_s_own_place_and_times(folder):
@@ -115,3 +121,22 @@ def test_links_within_an_input_are_taken(tmp_path, target):
     (tmp_path / "sub/up").symlink_to("..")
     (tmp_path / "sub/link").symlink_to(target)
     hash_folder(tmp_path)
+
+
+def test_an_input_that_nobody_changes_stays_as_it_was_read(folder):
+    read = read_inputs({"model": folder})
+    assert read["model"].digest == hash_folder(folder)
+    (folder / "a/lock").touch()  # of who reads it
+    (folder / "a/lock").unlink()
+    require_unchanged(read)
+
+
+@pytest.mark.parametrize("what", ["content", "name", "place", "folder", "link"])
+def test_an_input_that_was_changed_since_it_was_read_is_an_error(folder, what):
+    os.utime(folder / "a/b/weights.safetensors", (0, 0))
+    os.utime(folder / "link", (0, 0), follow_symlinks=False)
+    read = read_inputs({"model": folder})
+    change(folder, what)
+    with pytest.raises(WarmUpError, match=f"the input model was changed meanwhile: {folder}/") as raised:
+        require_unchanged(read)
+    assert raised.value.remedy

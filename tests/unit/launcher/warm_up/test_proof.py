@@ -153,3 +153,9 @@ def test_variables_that_differ_are_named_without_those_of_signs():
     signs = SignReader(find_tools(["numba"]))
     run = replace(COLD, variables={"A": "2", "B": "", "NUMBA_DEBUG_CACHE": "1"})
     assert list_differing_variables(run, COLD, signs) == ["A", "B"]
+
+
+def test_of_a_start_that_left_too_much_to_be_read_no_file_counts_as_gone():
+    run = replace(COLD, why="its caches have more than 9 bytes", is_read=False)
+    before = {KEPT["numba"]: STATE}
+    assert list_failures(run, before, SignReader(()), (), COLD) == [run.why]

@@ -1,6 +1,8 @@
 """What a warm-up leaves for `publish --warm`, in a folder and in a staging repository."""
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from imagematrix.images.warm.layer import WarmLayer
 from imagematrix.launcher.warm_up.staged_image import (
     KeptWarmUp,
     find_staged_image,
+    leave_on_error,
     make_new_folder,
     make_staged_image,
     push_staged_image,
@@ -128,9 +131,48 @@ def test_a_missing_right_to_push_is_found_before(registry, server):
 def test_a_layout_that_cannot_be_written_is_removed(make, tmp_path):
     image = make()
     (tmp_path / "layer").unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError), make_new_folder(tmp_path / "out"):
         write_staged_layout(image, TAG, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_layout_whose_writing_is_interrupted_is_removed(make, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", interrupt)
+    with pytest.raises(KeyboardInterrupt), make_new_folder(tmp_path / "out"):
+        write_staged_layout(make(), TAG, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_two_that_write_to_one_folder_the_first_one_s_layout_stays(make, tmp_path):
+    out = tmp_path / "out"
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):  # both begin while it is empty
+            stack.enter_context(make_new_folder(out))
+        write_staged_layout(make(), TAG, out)
+        before = {path: path.is_file() and path.read_bytes() for path in out.rglob("*")}
+        with pytest.raises(UsageError, match="not empty any more") as raised:
+            write_staged_layout(make("2026-11-29T12:00:01Z"), TAG, out)
+    assert raised.value.remedy
+    assert {path: path.is_file() and path.read_bytes() for path in out.rglob("*")} == before
+
+
+def test_what_cannot_be_kept_is_left_in_a_folder(make, tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "disk"))
+    left: list[Path] = []
+    with pytest.raises(EngineError, match="refused"), leave_on_error(make(), TAG, left.append):
+        raise EngineError("refused")
+    assert left == [*(tmp_path / "disk").iterdir()]
+    assert (left[0] / "oci-layout").exists()
+    with leave_on_error(make(), TAG, left.append):
+        pass
+    (tmp_path / "layer").unlink()
+    with pytest.raises(EngineError, match="refused"), leave_on_error(make(), TAG, left.append):
+        raise EngineError("refused")
+    assert left == [*(tmp_path / "disk").iterdir()]
 
 
 def test_an_image_is_staged_once(make, registry):

@@ -19,6 +19,7 @@ from imagematrix.launcher.warm_up.program_run import EndedRun, StartWay
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 from imagematrix.launcher.warm_up.warm_up_session import (
     LAYER,
+    UNWRITTEN,
     ProofImage,
     WarmUpPlan,
     make_warm_layer,
@@ -64,6 +65,7 @@ class Memory:
     made: dict[str, bytes] = field(default_factory=lambda: {CUBIN: b"cubin", CODE: b"code"})
     written: tuple[str, ...] = ()
     why: str | None = None
+    is_read: bool = True
     hostile: dict[str | None, dict[str, Any]] = field(default_factory=dict)
     sees: bool = True
     lost: tuple[str, ...] = ()  # files of the layer that the engine does not read
@@ -85,8 +87,9 @@ class Memory:
             record=b"",
             output=("last words",),
             variables={"PATH": "/bin", **way.variables, **(self.variables if way.image else {})},
+            is_read=self.is_read,
         )
-        if caches is not None:
+        if caches is not None and (self.is_read or not way.image):
             caches.write_bytes(tar(self.base | self.made))
         other = self.hostile.get("read-only" if way.read_only else way.user, {})
         read_line(other.get("line", HIT))
@@ -206,6 +209,11 @@ def test_a_layer_with_which_another_way_fails_is_not_kept(tmp_path, way):
             Memory(why="it failed with exit code 3"),
             "it failed with exit code 3, after 9.0 s and with 2",
         ),
+        (
+            Memory(why="its caches are too large", is_read=False),
+            "not kept: its caches are too large, after 9.0 s",
+        ),
+        (Memory(hostile={None: {"why": "they are too large"}}, is_read=False), "kept: they are too large"),
         (Memory(made={}), "left nothing to keep"),
         (
             Memory(made={"warm/numba/strange": b""}),
@@ -239,8 +247,22 @@ def test_what_cannot_be_written_is_told_with_its_folder(tmp_path, number):
         pytest.raises(WarmUpError, match=f"{tmp_path}: {os.strerror(number)}") as raised,
         report_unwritten(tmp_path, "set TMPDIR"),
     ):
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number), None if number in UNWRITTEN else str(tmp_path / "x"))
     is_full = number in (errno.ENOSPC, errno.EDQUOT)
     assert (
         raised.value.remedy == f"{f'free disk space in {tmp_path.parent}, or ' if is_full else ''}set TMPDIR"
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(errno.EACCES, "denied", "/opt/x"),
+        OSError("400 of the engine"),
+        ConnectionError("gone"),
+    ],
+)
+def test_what_does_not_come_of_the_disk_is_told_as_it_is(tmp_path, error):
+    with pytest.raises(type(error)) as raised, report_unwritten(tmp_path, "set TMPDIR"):
+        raise error
+    assert raised.value is error
