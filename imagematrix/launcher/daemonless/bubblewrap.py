@@ -26,7 +26,7 @@ class Bubblewrap:
     name = "bwrap"
     as_root = False
     becomes_process = False
-    # bwrap's process learns nothing of a keeper that is killed between the gate's opening and its own prctl(2)
+    # bwrap's process does not learn of a keeper that is killed between the gate's opening and its prctl(2)
     # (handle_die_with_parent of bubblewrap.c does not look at its parent): it runs on, with its lease.
     ends_with_keeper = True
 
