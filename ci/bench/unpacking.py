@@ -32,7 +32,7 @@ from samples import ROOT
 from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from conftest import Engine
     from measure import Extent, Pace
@@ -82,39 +82,55 @@ class How:
         return "erofs" if self.snapshotter == "erofs" else "walking"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """A cold pull: its time, containerd's CPU time, and a digest of the names and modes of the files."""
+
+    seconds: float
+    cpu_time: float
+    digest: str
+
+
 def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield cold pulls with the default settings, and with those that `imagematrix doctor` advises."""
     programs = _programs(folder)
-    processors = len(os.sched_getaffinity(0))
     with building.new_engine() as engine, ExitStack() as stack:
         registry = Registry(engine, PORT)
         stack.callback(registry.remove)
         images = _images(folder, engine, registry, SMALLEST if extent.smallest else WHEELS)
-        for snapshotter in SNAPSHOTTERS:
-            default = How(snapshotter=snapshotter)
-            several = How(snapshotter=snapshotter, downloads=2 * processors, unpacks=processors)
-            files = set()
-            for network in NETWORKS:
-                taken: dict[tuple[str, How], tuple[float, float]] = {}
-                with nullcontext() if network is None else pulling.limited(engine, network):
-                    for kind, name in images.items():
-                        for how in (default, several):
-                            times = extent.times(ROUNDS)
-                            pulls = [_pull(engine, programs, folder, name, how) for _ in range(times)]
-                            wall_times, cpu_times, digests = zip(*pulls, strict=True)
-                            taken[kind, how] = median(wall_times), median(cpu_times)
-                            files |= {*digests}
-                if len(files) != 1:
-                    raise SystemExit(f"{snapshotter}: pulls of the same image ended with different files")
-                first, _ = taken["a layer for each wheel", default]
-                for (kind, how), (wall_time, cpu_time) in taken.items():
-                    settings = f"{how.downloads} downloads, {how.unpacks} unpacks at a time"
-                    yield Row(
-                        what=f"{snapshotter}, {network or 'no limit'}, {kind}, {settings}",
-                        ours=f"{duration(wall_time)}, {duration(cpu_time)} of CPU time",
-                        ratio=f"{wall_time / first:.2f} x",
-                        instead=f"the default: {duration(first)}",
-                    )
+        yield from _compared(engine, programs, folder, images, extent.times(ROUNDS))
+
+
+def _compared(
+    engine: Engine, programs: Path, folder: Path, images: Mapping[str, str], rounds: int
+) -> Iterator[Row]:
+    """Yield the median pull of each image with each setting; they take turns."""
+    processors = len(os.sched_getaffinity(0))
+    for snapshotter in SNAPSHOTTERS:
+        default = How(snapshotter=snapshotter)
+        several = How(snapshotter=snapshotter, downloads=2 * processors, unpacks=processors)
+        ways = [(kind, how) for kind in images for how in (default, several)]
+        files = set()
+        for network in NETWORKS:
+            pulls: dict[tuple[str, How], list[Pull]] = {way: [] for way in ways}
+            with nullcontext() if network is None else pulling.limited(engine, network):
+                for number in range(rounds):
+                    for kind, how in ways if number % 2 == 0 else reversed(ways):
+                        pulls[kind, how].append(_pull(engine, programs, folder, images[kind], how))
+            files |= {pull.digest for done in pulls.values() for pull in done}
+            if len(files) != 1:
+                raise SystemExit(f"{snapshotter}: pulls of the same image ended with different files")
+            times = {way: median(pull.seconds for pull in done) for way, done in pulls.items()}
+            first = times["a layer for each wheel", default]
+            for (kind, how), seconds in times.items():
+                settings = f"{how.downloads} downloads, {how.unpacks} unpacks at a time"
+                cpu_time = median(pull.cpu_time for pull in pulls[kind, how])
+                yield Row(
+                    what=f"{snapshotter}, {network or 'no limit'}, {kind}, {settings}",
+                    ours=f"{duration(seconds)}, {duration(cpu_time)} of CPU time",
+                    ratio=f"{seconds / first:.2f} x",
+                    instead=f"the default: {duration(first)}",
+                )
 
 
 def _programs(folder: Path) -> Path:
@@ -198,8 +214,7 @@ def _add_file(tar: tarfile.TarFile, known: set[str], name: str, content: bytes) 
     tar.addfile(info, io.BytesIO(content))
 
 
-def _pull(engine: Engine, programs: Path, folder: Path, name: str, how: How) -> tuple[float, float, str]:
-    """Return the seconds of a cold pull, containerd's CPU time, and a digest of names and modes."""
+def _pull(engine: Engine, programs: Path, folder: Path, name: str, how: How) -> Pull:
     begun = _cpu_time_of_ended()
     with _containerd(engine, programs, folder / "containerd", how) as ctr:
         words = ("images", "pull", "--plain-http", "--snapshotter", how.snapshotter, name)
@@ -217,7 +232,7 @@ def _pull(engine: Engine, programs: Path, folder: Path, name: str, how: How) -> 
             digest = _digest(root)
         finally:
             subprocess.run(["umount", root], check=True)
-    return taken, _cpu_time_of_ended() - begun, digest
+    return Pull(seconds=taken, cpu_time=_cpu_time_of_ended() - begun, digest=digest)
 
 
 def _cpu_time_of_ended() -> float:
