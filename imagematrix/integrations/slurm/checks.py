@@ -80,8 +80,11 @@ def find_differences(
 
 def get_release() -> tuple[int, int] | None:
     """Return the release of slurmd on this node, None if there is none or it does not say."""
+    program = find_program("slurmd")
+    if program is None:
+        return None
     try:
-        process = read_output(["slurmd", "-V"], PATIENCE_S)
+        process = read_output([program, "-V"], PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = RELEASE.search(process.stdout)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -258,17 +257,20 @@ def test_the_spool_folder_is_the_node_s_own(folder, host, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("output", "expected"), [("slurm-wlm 24.11.5\n", (24, 11)), ("slurm 22.05.8", (22, 5)), ("?", None)]
+    ("output", "expected"), [("slurm-wlm 24.11.5", (24, 11)), ("slurm 22.05.8", (22, 5)), ("?", None)]
 )
-def test_the_release_of_slurmd_is_read(monkeypatch, output, expected):
-    monkeypatch.setattr(
-        subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 0, output, "")
-    )
+def test_the_release_of_slurmd_is_read(write_site, tmp_path, monkeypatch, output, expected):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    program = tmp_path / "opt" / "slurmd"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{output}'\n")
+    program.chmod(0o755)
+    write_site(f'program_folders = ["{program.parent}"]\n')
     assert get_release() == expected
 
 
-def test_a_node_without_slurmd_has_no_release(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError(2, "x")))
+def test_a_node_without_slurmd_has_no_release(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert get_release() is None
 
 
