@@ -90,6 +90,7 @@ def cluster(nodes, program, image_layout):
     try:
         made.enter()
         subprocess.run(["cp", "-a", image_layout, made.shared / "srv/layout"], check=True)
+        (made.shared / "srv/hosts").mkdir()
         for name in nodes:
             said = made.imagematrix("slurm", "node-config", "--to", "/etc/slurm", "--shards", "2", node=name)
             made.lines[name] = said.stdout.strip()

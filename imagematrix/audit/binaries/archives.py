@@ -66,14 +66,28 @@ def list_objects(window: Window) -> Iterator[tuple[str, Window]]:
 
 def list_members(window: Window) -> Iterator[tuple[str, Window]]:
     """Yield the name and the bytes of each member of an archive of ar(5), up to the first damaged header."""
+    return ((name, window.get_part(at, size)) for name, at, size in _list_places(window))
+
+
+def is_whole(window: Window) -> bool:
+    """Whether the members of an archive of ar(5) reach its end, and not beyond."""
+    end = len(AR)
+    for _, at, size in _list_places(window):
+        end = at + size
+    return window.size in (end, end + end % 2)  # some tools leave the last member's padding out
+
+
+def _list_places(window: Window) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of each member, and where the headers say that it begins, and how long it is."""
     at = len(AR)
     for _ in range(MOST):
         head = window.read_at(at, MEMBER)
         size = head[48:58].strip()
         if head[58:60] != END or not size.isdigit():
             return
-        yield head[:16].decode("ascii", "replace").rstrip(" /"), window.get_part(at + MEMBER, int(size))
-        at += MEMBER + int(size) + int(size) % 2  # members begin at even offsets (ar(5))
+        at += MEMBER
+        yield head[:16].decode("ascii", "replace").rstrip(" /"), at, int(size)
+        at += int(size) + int(size) % 2  # members begin at even offsets (ar(5))
 
 
 def open_zip(window: Window) -> zipfile.ZipFile:

@@ -18,8 +18,10 @@ FILE = re.compile(
     re.ASCII,
 )
 NAMES = re.compile(
-    r"cudart|cudadevrt|cublas|cublasLt|nvblas|cufftw?|curand|cusolver(?:Mg)?|cusparse(?:Lt)?|cudnn(?:_\w+)?"
-    r"|cutensor(?:Mg|Net)?|cupti|nvperf_(?:host|target)|pcsamplingutil|cufile(?:_rdma)?|cudss(?:_\w+)?|nccl|nccl-net|nvrtc(?:-builtins)?|nvJitLink"
+    r"cudart|cudadevrt|cublas|cublasLt|nvblas|cufftw?|curand|cusolver(?:Mg)?|cu(?:blas|fft|solver)[Mm]p"
+    r"|cusparse(?:Lt)?|cudnn(?:_\w+)?|cutensor(?:M[gp]|net)?|custatevec|cudensitymat|cupauliprop|custabilizer"
+    r"|cupti|nvperf_(?:host|target)|pcsamplingutil|cufile(?:_rdma)?|cudss(?:_\w+)?|nccl|nccl-net"
+    r"|nvrtc(?:-builtins)?|nvJitLink"
     r"|nvjpeg(?:2k)?|nvfatbin|nvinfer(?:_\w+)?|nvonnxparser|nvshmem\w*|nvToolsExt|nvcomp\w*|npp\w+|nvptxcompiler"
     r"|culibos|nvtiff|checkpoint|cudla",
     re.ASCII,

@@ -114,11 +114,11 @@ def examine_file(path: str, window: Window, rules: Rules) -> FileResult | None:
     headers = elf.read_elf(window) if head.startswith(elf.MAGIC) else None
     is_nvidia = nvidia_names.is_nvidia_library(path, headers.soname if headers else None)
     untouched = FileResult(path=path, status=TrimStatus.NVIDIA, size=window.size)
-    if is_nvidia and not rules.nvidia:
-        has_sections = any(True for _ in _find_sections(window, head, headers))
-        return untouched if has_sections else None
     tally = _Tally(rules)
     try:
+        if is_nvidia and not rules.nvidia:
+            has_sections = any(True for _ in _find_sections(window, head, headers))
+            return untouched if has_sections else None
         for section in _find_sections(window, head, headers):
             for container in fatbin.list_containers(section):
                 tally.add(container, section, section.start - window.start)
@@ -138,17 +138,30 @@ def _find_sections(window: Window, head: bytes, headers: Elf | None) -> Iterator
     if headers:
         yield from _find_object_sections(window, headers)
     elif head.startswith(archives.AR):
-        for _, member in archives.list_objects(window):
-            member_headers = elf.read_elf(member)
-            if member_headers:
-                yield from _find_object_sections(member, member_headers)
+        yield from _find_member_sections(window)
     elif head.startswith(fatbin.MAGIC):
         yield window
+
+
+def _find_member_sections(window: Window) -> Iterator[Window]:
+    """Yield those of the objects in a static library; raise _DamagedError, at last if its end is missing."""
+    has_sections = False
+    for _, member in archives.list_objects(window):
+        headers = elf.read_elf(member)
+        for section in _find_object_sections(member, headers) if headers else ():
+            has_sections = True
+            yield section
+    if has_sections and not archives.is_whole(window):
+        raise _DamagedError
 
 
 def _find_object_sections(window: Window, headers: Elf) -> Iterator[Window]:
     """Yield the sections of an object with fatbins; raise _DamagedError."""
     if not any(headers.find_sections(*SECTIONS)):
+        # The headers of sections are at the end of a file: one that was cut off lacks them, not its fatbins.
+        pieces = window.list_pieces(window.size, len(fatbin.MAGIC) - 1)
+        if headers.damaged and any(fatbin.MAGIC in piece for piece in pieces):
+            raise _DamagedError
         return
     if headers.damaged:
         raise _DamagedError

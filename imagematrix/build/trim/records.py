@@ -13,10 +13,11 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 NAME = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
+LIMIT = 16 << 20  # bytes; those of the largest packages have one MiB
 SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
 
 
@@ -40,18 +41,28 @@ def update_record(text: str, find_hash: Callable[[str], str | None]) -> str:
 
     Raises RecordError if a line cannot be read.
     """
-    lines = []
-    for line in text.splitlines(keepends=True):
-        try:
-            row = next(csv.reader([line]), [])
-        except csv.Error as error:
-            raise RecordError(f"its RECORD cannot be read: {error}") from error
-        checksum = find_hash(row[0]) if row else None
-        if checksum is None:
-            lines.append(line)
-            continue
-        new_line = io.StringIO()
-        ending = line[len(line.rstrip("\r\n")) :]
-        csv.writer(new_line, lineterminator=ending).writerow([row[0], checksum, *row[2:]])
-        lines.append(new_line.getvalue())
-    return "".join(lines)
+    lines = io.StringIO(text).readlines()  # unlike str.splitlines, at \n only: names may have the others
+    reader = csv.reader(lines)
+    updated = []
+    end = 0
+    try:
+        for row in reader:
+            line, end = "".join(lines[end : reader.line_num]), reader.line_num
+            checksum = find_hash(row[0]) if row else None
+            updated.append(line if checksum is None else _format_row([row[0], checksum, *row[2:]], line))
+    except csv.Error as error:
+        raise RecordError(f"its RECORD cannot be read: {error}") from error
+    return "".join(updated)
+
+
+def require_small(size: int) -> None:
+    """Raise RecordError if a RECORD of so many bytes is not to be read: each takes much time and memory."""
+    if size > LIMIT:
+        raise RecordError(f"its RECORD has {size} bytes, more than {LIMIT}")
+
+
+def _format_row(row: Sequence[str], line: str) -> str:
+    """Return a row as a line that ends as another one does."""
+    new_line = io.StringIO()
+    csv.writer(new_line, lineterminator=line[len(line.rstrip("\r\n")) :]).writerow(row)
+    return new_line.getvalue()

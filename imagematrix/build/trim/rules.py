@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.fatbin import FatbinEntry
 
-VERSION = "3"
+VERSION = "4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,11 @@ def main() -> None:
         )
         report = trim(options.paths, rules)
     except UsageError as error:
-        sys.exit(f"trim: {error}")
+        sys.exit("\n".join([f"trim: {error}", *([error.remedy] if error.remedy else [])]))
     for result in report.results:
         missing = f", nothing for {' '.join(result.missing)}" if result.missing else ""
+        why = f": {result.why}" if result.why else ""
         removed = f"{result.removed_size} of {result.size} bytes removed"
-        print(sanitize_line(f"{result.status.value}: {result.path}: {removed}{missing}"))  # noqa: T201 - its answer
+        print(sanitize_line(f"{result.status.value}: {result.path}: {removed}{missing}{why}"))  # noqa: T201 - its answer
+    for path in report.recorded:
+        print(sanitize_line(f"altered, or trimmed before: {path}: RECORD had another hash"))  # noqa: T201

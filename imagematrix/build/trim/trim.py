@@ -97,14 +97,13 @@ def trim(
                     results += examined.results
                     if any(result.status in DONE for result in examined.results):
                         trimmed.update({name.target: bool(examined.write) for name in names})
-                    if examined.write:
+                    if examined.write and names[0].source == names[0].target:
                         linked += [str(names[0].source)] * (examined.status.st_nlink > len(names))
                     if not dry_run:
                         _write_file(names, examined)
         finally:  # after an error, too, for the files that are already trimmed
             if not dry_run:
-                for names in (*listing.files, *_find_records_above(trimmed)):
-                    recorded += _update_record(names, trimmed)
+                recorded += _update_records(listing.files, trimmed)
         if not dry_run:
             listing.finish()
     except OSError as error:
@@ -139,9 +138,9 @@ def _open_examined(path: Path, rules: Rules, measure: Measure | None) -> Iterato
         window = Window(file, 0, status.st_size)
         head = window.read_at(0, archives.HEAD)
         if path.suffix == wheel.SUFFIX and head.startswith(archives.ZIP):
-            with wheel.open_wheel(str(path), window, examine) as contents:
-                write = contents.write if contents.changed else None
-                yield _Examined(file=file, status=status, results=contents.results, write=write)
+            contents = wheel.examine_wheel(str(path), window, examine)
+            rewrite = contents.write if contents.changed else None
+            yield _Examined(file=file, status=status, results=contents.results, write=rewrite)
             return
         result = examine(str(path), window) if is_candidate_file(head) else None
         results = [result] if result else []
@@ -167,34 +166,52 @@ def _write_edited(window: Window, changes: Sequence[Edit], target: IO[bytes]) ->
             target.write(piece)
 
 
-def _find_records_above(trimmed: Iterable[Path]) -> list[tuple[PathPair]]:
-    """Return each RECORD of installed packages in the folders above these files."""
-    folders = {folder for file in trimmed for folder in Path(os.path.realpath(file)).parents}
-    found = []
-    for folder in sorted(folders):
-        with contextlib.suppress(OSError):  # a folder that this user may not list
-            found += sorted(folder.glob(RECORDS))
-    return [(PathPair(path, path),) for path in found if path.is_file() and not path.is_symlink()]
+def _update_records(listed: Iterable[Sequence[PathPair]], trimmed: Mapping[Path, bool]) -> Iterator[str]:
+    """Update each RECORD among the listed files and above trimmed ones; yield files that were trimmed before.
 
-
-def _update_record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> list[str]:
-    """Update the hashes of files in a RECORD, and return those of them that were not trimmed now.
-
-    After an error, its copy may not exist yet.
+    After an error, the copy of a RECORD may not exist yet.
     """
-    target = names[0].target
-    if not (trimmed and records.NAME.fullmatch(target.as_posix()) and target.exists()):
-        return []
-    corrected: list[str] = []
-    folder = target.parent.parent
+    if not trimmed:
+        return
     by_real_path = {Path(os.path.realpath(file)): file for file in trimmed}
     basenames = {path.name for path in by_real_path}
 
-    def find_hash(path: str) -> str | None:
+    def find_file(folder: Path, path: str) -> Path | None:
         # Resolving links, such as lib64, takes time, so only paths named like a trimmed file are resolved.
         if "\0" in path or os.path.basename(path) not in basenames:  # noqa: PTH119 - text, perhaps no path
             return None
-        file = by_real_path.get(Path(os.path.realpath(folder / path)))
+        return by_real_path.get(Path(os.path.realpath(folder / path)))
+
+    given = [names for names in listed if records.NAME.fullmatch(names[0].target.as_posix())]
+    known = {Path(os.path.realpath(name.target)) for names in given for name in names}
+    above = [(PathPair(path, path),) for path in _find_records_above(by_real_path) if path not in known]
+    for names in (*given, *above):
+        if names[0].target.exists():
+            yield from _update_record(names, trimmed, find_file)
+
+
+def _find_records_above(files: Iterable[Path]) -> Iterator[Path]:
+    """Yield each RECORD of installed packages in the folders above these files."""
+    folders = {folder for file in files for folder in file.parents}
+    for folder in sorted(folders):
+        found: list[Path] = []
+        with contextlib.suppress(OSError):  # a folder that this user may not list
+            found = sorted(folder.glob(RECORDS))
+        yield from (path for path in found if path.is_file() and not path.is_symlink())
+
+
+def _update_record(
+    names: Sequence[PathPair], trimmed: Mapping[Path, bool], find_file: Callable[[Path, str], Path | None]
+) -> list[str]:
+    """Update the hashes of files in a RECORD, and return those of them that were not trimmed now.
+
+    `find_file` returns the trimmed file at a path in a folder.
+    """
+    target = names[0].target
+    corrected: list[str] = []
+
+    def find_hash(path: str) -> str | None:
+        file = find_file(target.parent.parent, path)
         if not file or not file.exists():
             return None
         checksum = records.hash_file(file)
@@ -202,9 +219,10 @@ def _update_record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> l
             corrected.append(str(file))
         return checksum
 
-    before = target.read_bytes()
-    text = before.decode("utf-8", "surrogateescape")
     try:
+        records.require_small(target.stat().st_size)
+        before = target.read_bytes()
+        text = before.decode("utf-8", "surrogateescape")
         after = records.update_record(text, find_hash).encode("utf-8", "surrogateescape")
     except records.RecordError as error:
         raise UsageError(f"{target.parent}: {error}", remedy="install the package again") from error

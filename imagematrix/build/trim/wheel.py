@@ -33,11 +33,11 @@ GROWTH = 1.05  # upper bound for the growth of data by deflate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """The results for the files in a wheel; `changed` are the original bytes of files to trim, by name."""
+    """The results for the files in a wheel; `changed` are those of files to trim, by name."""
 
     window: Window
     results: tuple[FileResult, ...]
-    changed: Mapping[str, tuple[Window, FileResult]]
+    changed: Mapping[str, FileResult]
 
     def write(self, target: IO[bytes]) -> None:
         """Write the wheel with the trimmed files; the compressed bytes of all others are copied.
@@ -51,50 +51,50 @@ class Wheel:
         ):
             record = _find_record(source)
             for entry in source.infolist():
-                if entry.filename in self.changed:
-                    digests[entry.filename] = _compress_file(*self.changed[entry.filename], entry, archive)
+                result = self.changed.get(entry.filename)
+                if result:
+                    # It is decompressed again: kept since the examination, all of them would take too much.
+                    with source.open(entry) as file, archives.copy_stream(file, entry.file_size) as part:
+                        digests[entry.filename] = _compress_file(part, result, entry, archive)
                 elif entry is not record:
                     # Its compressed bytes are copied, which zipfile cannot do.
                     new = _copy_entry(entry)
                     new.CRC, new.compress_size = entry.CRC, entry.compress_size
-                    with _append_file(archive, new) as file:
-                        shutil.copyfileobj(_get_compressed(self.window, entry), file)
+                    with _append_file(archive, new) as target_file:
+                        shutil.copyfileobj(_get_compressed(self.window, entry), target_file)
             updated = records.update_record(source.read(record).decode(), digests.get)
             archive.writestr(_copy_entry(record), updated)
 
 
-@contextlib.contextmanager
-def open_wheel(path: str, window: Window, examine: Examine) -> Iterator[Wheel]:
-    """Yield the results for a wheel; `examine` examines each file. Raises UsageError if the wheel is signed.
+def examine_wheel(path: str, window: Window, examine: Examine) -> Wheel:
+    """Return the results for a wheel; `examine` examines each file. Raises UsageError if the wheel is signed.
 
     A file in it is named by the wheel's path, "!/" and its own path.
     """
-    results: list[FileResult] = []
-    changed: dict[str, tuple[Window, FileResult]] = {}
-    with contextlib.ExitStack() as stack:
-        try:
-            for name, size, reader in archives.list_zip_files(window):
-                with contextlib.ExitStack() as opening:
-                    file = opening.enter_context(reader())
-                    head = file.read(archives.HEAD)
-                    if not is_candidate_file(head):
-                        continue
-                    part = opening.enter_context(archives.copy_stream(file, size, head))
-                    result = examine(f"{path}!/{name}", part)
-                    if result:
-                        results.append(result)
-                    if result and result.edits:
-                        # Rewriting reads it again; all other files are closed now.
-                        changed[name] = part, result
-                        stack.push(opening.pop_all())
-            if changed:
-                _require_writable(path, window, changed)
-        except archives.UNREADABLE as error:
-            if isinstance(error, OSError) and error.errno:  # an error of the system, such as a full disk
-                raise
-            results = [FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size, why=str(error))]
-            changed = {}
-        yield Wheel(window=window, results=tuple(results), changed=changed)
+    try:
+        results = [*_examine_files(path, window, examine)]
+        changed = {name: result for name, result in results if result.edits}
+        if changed:
+            _require_writable(path, window, changed)
+    except archives.UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno:  # an error of the system, such as a full disk
+            raise
+        damaged = FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size, why=str(error))
+        return Wheel(window=window, results=(damaged,), changed={})
+    return Wheel(window=window, results=tuple(result for _, result in results), changed=changed)
+
+
+def _examine_files(path: str, window: Window, examine: Examine) -> Iterator[tuple[str, FileResult]]:
+    """Yield the name of each file in a wheel that has device code, and its result."""
+    for name, size, reader in archives.list_zip_files(window):
+        with reader() as file:
+            head = file.read(archives.HEAD)
+            if not is_candidate_file(head):
+                continue
+            with archives.copy_stream(file, size, head) as part:
+                result = examine(f"{path}!/{name}", part)
+        if result:
+            yield name, result
 
 
 def _require_writable(path: str, window: Window, changed: Mapping[str, object]) -> None:
@@ -106,8 +106,10 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
             raise UsageError(f"{path}: the wheel is signed, and trimming breaks the signature", remedy=remedy)
         for entry in archive.infolist():
             _get_compressed(window, entry)
+        record = _find_record(archive)
+        records.require_small(record.file_size)
         listed: set[str] = set()
-        records.update_record(archive.read(_find_record(archive)).decode(), listed.add)
+        records.update_record(archive.read(record).decode(), listed.add)
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise records.RecordError(f"it has {repeated[0]} twice")

@@ -41,7 +41,7 @@ def run_slurm_task(words: Sequence[str]) -> int:
     Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon and
     `slurm.agreement.select_for_task` raise.
     """
-    from imagematrix.integrations.slurm.configuration import find_slurm_conf
+    from imagematrix.integrations.slurm.configuration import VARIABLE, find_slurm_conf
     from imagematrix.integrations.slurm.task import (
         SlurmTask,
         parse_command_line,
@@ -60,8 +60,10 @@ def run_slurm_task(words: Sequence[str]) -> int:
     configuration = find_slurm_conf(os.environ)  # as slurmd has it
     # Slurm starts this with slurmd's variables, or with none: it is a process of the job, and gets the job's.
     os.environ.clear()
-    # But for its PATH: what runs on the node is the node's.
+    # But for its PATH, and the place of slurm.conf: what runs on the node is the node's.
     os.environ.update({**environment, "PATH": SYSTEM_PATH})
+    if configuration is not None:
+        os.environ[VARIABLE] = configuration
     return _start_container(
         image, SlurmTask(program=tuple(program), environment=environment, spool=spool), configuration
     )
@@ -195,7 +197,7 @@ def _require_configured_node(path: str, environment: Mapping[str, str], host: Ho
             try:
                 print_info(f"imagematrix: job {requeue_job(environment)} was requeued, once")
             except EngineError as error:
-                print_info(f"imagematrix: the job was not requeued: {error}")
+                warn(f"the job was not requeued: {error}", error.remedy)
         raise
 
 

@@ -57,6 +57,8 @@ def command(
     oci = node_config.render_oci_conf(program or _locate_program())
     lines = node_config.make_node_lines(described, name, shards)
     texts = {"oci": oci, "gres": lines.gres, "slurm": lines.slurm}
+    if save:  # before files are compared, which may not be possible: tasks wait for the Host
+        _save_host(described, name)
     path = find_slurm_conf(os.environ)
     findings = (
         checks.find_differences(
@@ -70,8 +72,6 @@ def command(
         if path
         else []
     )
-    if save:
-        _save_host(described, name)
     if to is not None:
         _write_file(to / "oci.conf", oci)
         _write_file(to / f"gres.{name}.conf", lines.gres)
@@ -114,6 +114,8 @@ def _save_host(host: HostRecord, name: str) -> None:
         raise UsageError(
             "--save: the site's file names no folder", remedy="set hosts in /etc/imagematrix/site.toml"
         )
+    if not Path(folder).is_dir():  # made here, it would be hidden by what is mounted there later
+        raise UsageError(f"{folder} is not there", remedy="mount it, or create it where all nodes find it")
     _write_file(Path(folder) / f"{name}.json", json_documents.dump_json(host.to_json()))
     try:
         prepare_folder(folder)

@@ -18,6 +18,8 @@ SCHEMA = "imagematrix.host/v1"
 # The Linux names of architectures by those of macOS, FreeBSD, Windows and images.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
 UUID = re.compile(r"(?:GPU|MIG)-[\w/-]{1,100}", re.ASCII)  # "all" would name every GPU in `docker run --gpus`
+# An architecture or a level, which configurations of schedulers have among words of their own.
+WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 UNSTATED = "the document lists no GPU for it"
 UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # unique among the GPUs of a host
 INSTANCES = "GPU instance and compute instance"
@@ -225,7 +227,7 @@ class Host(Record):
             signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
             accelerators = tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
         return cls(
-            arch=get_machine_name(fields.get_text("arch")),
+            arch=get_machine_name(fields.get_matching("arch", WORD, "an architecture such as x86_64")),
             cpu=_read_cpu(fields),
             driver=driver,
             gpus=gpus,
@@ -250,7 +252,7 @@ def _read_cpu(fields: Fields) -> Cpu:
         vendor=cpu.get_text_or_none("vendor"),
         model=cpu.get_text_or_none("model"),
         flags=frozenset(map(str.lower, cpu.get_texts("flags"))),
-        level=cpu.get_text_or_none("level"),
+        level=cpu.get_matching_or_none("level", WORD, "a level such as x86-64-v3"),
         usable=_read_natural_or_none(cpu, "usable"),
         unknown_flags=frozenset(map(str.lower, cpu.get_texts("unknown_flags"))),
     )

@@ -8,7 +8,6 @@ that catalog, so that a variant that is published meanwhile changes nothing.
 from __future__ import annotations
 
 import os
-import re
 
 from imagematrix.common.record import Record
 from imagematrix.common.text import format_count, shorten_words
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.slurm.step import SlurmStep
+    from imagematrix.selection.gang.compatibility import Alike
     from imagematrix.selection.query import Where
     from imagematrix.selection.selection import Selection
 
@@ -39,7 +39,7 @@ class Agreement(Record):
     `folder` has the Hosts of all nodes.
     """
 
-    alike: tuple[str, ...] | None
+    alike: Alike
     folder: str
 
 
@@ -52,7 +52,7 @@ def make_agreement(
     names of libraries. `folder` is the key `hosts` of that file. Raises UsageError if it is needed and None,
     and if the user may not choose.
     """
-    word = site.choose_value("gang", environment.get(VARIABLE) or None, named=VARIABLE)
+    word = site.choose_value("gang", environment.get(VARIABLE, "").strip() or None, named=VARIABLE)
     if word == OFF:
         return None
     if folder is None:
@@ -64,7 +64,7 @@ def make_agreement(
         )
     if word == SAME:
         return Agreement(alike=None, folder=folder)
-    return Agreement(alike=tuple(re.split(r"[\s,]+", word)) if word else USUAL, folder=folder)
+    return Agreement(alike=word or USUAL, folder=folder)
 
 
 def select_for_task(

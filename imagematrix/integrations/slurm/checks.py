@@ -17,7 +17,7 @@ from imagematrix.integrations.slurm.configuration import (
     parse_options,
     read_lines,
 )
-from imagematrix.integrations.slurm.features import PREFIX
+from imagematrix.integrations.slurm.features import GPUS, PREFIX
 from imagematrix.integrations.slurm.node_list import expand_node_list
 from imagematrix.launcher.daemonless.start import OF_USER
 
@@ -65,8 +65,10 @@ def find_differences(
     findings += _check_oci(folder / "oci.conf", oci)
     findings += _check_gres(folder / "gres.conf", lines.gres)
     findings += _check_node(collect_node_options(slurm, node), node, lines.slurm)
-    findings += _check_settings(settings, shards=shards)
-    findings += _check_cgroup(folder / "cgroup.conf", settings)
+    findings += _check_settings(settings)
+    if any(feature.startswith(GPUS) for feature in _split_features(parse_options(lines.slurm))):
+        findings += _check_gres_types(settings, shards=shards)
+        findings += _check_cgroup(folder / "cgroup.conf", settings)
     findings += _check_spool(settings.get("slurmdspooldir", SPOOL))
     if settings.get("mpidefault", "").lower().startswith("pmix") and find_program(*OF_USER) is None:
         findings.append(
@@ -80,8 +82,11 @@ def find_differences(
 
 def get_release() -> tuple[int, int] | None:
     """Return the release of slurmd on this node, None if there is none or it does not say."""
+    program = find_program("slurmd")
+    if program is None:
+        return None
     try:
-        process = read_output(["slurmd", "-V"], PATIENCE_S)
+        process = read_output([program, "-V"], PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = RELEASE.search(process.stdout)
@@ -140,9 +145,11 @@ def _check_node(present: Mapping[str, str] | None, node: str, expected: str) -> 
             what=f"the features of {node} are not what it has: {', '.join([*stale, *missing])}",
             remedy=f"set Features={wanted.get('features', '')}, besides those of the site",
         )
-    if wanted.get("gres", "") != present.get("gres", ""):
+    # The site's own, MIG devices, and shards that were not asked for may be there, too.
+    if not _split_gres(wanted) <= _split_gres(present):
         yield SlurmFinding(
-            what=f"{node} has Gres={present.get('gres', '')}", remedy=f"set Gres={wanted.get('gres', '')}"
+            what=f"{node} has Gres={present.get('gres', '')}",
+            remedy=f"set Gres={wanted.get('gres', '')}, besides those of the site",
         )
 
 
@@ -150,12 +157,19 @@ def _split_features(options: Mapping[str, str]) -> list[str]:
     return options.get("features", "").split(",")
 
 
-def _check_settings(settings: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFinding]:
+def _split_gres(options: Mapping[str, str]) -> set[str]:
+    return {*filter(None, options.get("gres", "").lower().split(","))}
+
+
+def _check_settings(settings: Mapping[str, str]) -> Iterator[SlurmFinding]:
     if settings.get("killonbadexit") != "1":
         yield SlurmFinding(
             what="a task that ends with an error leaves the others of its step waiting",
             remedy="set KillOnBadExit=1 in slurm.conf",
         )
+
+
+def _check_gres_types(settings: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFinding]:
     types = settings.get("grestypes", "").lower().split(",")
     for kind in ("gpu", *(("shard",) if shards else ())):
         if kind not in types:

@@ -21,7 +21,7 @@ VARIABLE = "SLURM_CONF"
 PLACES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")  # the second is slurmd's without own files
 LIMIT = 16 << 20  # characters of the files together
 FILES = 64  # with those that are included
-OPTION = re.compile(r"""([A-Za-z]\w*)\s*\+?=\s*("[^"]*"|\S+)""", re.ASCII)
+OPTION = re.compile(r"""\b([A-Za-z]\w*)\s*\+?=\s*("[^"]*"|\S+)""", re.ASCII)
 NAME, CLUSTER = "clustername", "%c"  # in the name of an included file it stands for the cluster's
 NODE, DEFAULT = "nodename", "DEFAULT"
 ALIASES = {"feature": "features"}
@@ -67,9 +67,11 @@ def parse_options(line: str) -> dict[str, str]:
 
 
 def collect_settings(lines: Iterable[str]) -> dict[str, str]:
-    """Return the settings of the whole cluster, those of lines with one key."""
-    single = (options for line in lines if len(options := parse_options(line)) == 1)
-    return {key: value for options in single for key, value in options.items()}
+    """Return the settings of the whole cluster; of nodes and partitions there is the last one's.
+
+    A line may have several.
+    """
+    return {key: value for line in lines for key, value in parse_options(line).items()}
 
 
 def collect_node_options(lines: Iterable[str], node: str) -> dict[str, str] | None:
@@ -119,7 +121,7 @@ def _read_text(path: str, limit: int) -> str:
 
 def _join_lines(text: str) -> Iterator[str]:
     """Yield the lines of a file, without comments and empty ones; continued lines as one."""
-    for line in re.sub(r"\\\n", " ", text).splitlines():
+    for line in re.sub(r"\\\n", " ", text).split("\n"):  # other ends, such as U+2028, are none
         content = re.sub(r"(?<!\\)#.*", "", line).strip().replace("\\#", "#")
         if content:
             yield content

@@ -39,7 +39,8 @@ def make_features(host: Host) -> tuple[str, ...]:
         newest = cuda.get_newest_cuda(host.driver.version)
         features += [f"{CUDA}{newest}"] if newest else []
     features += [f"{GPUS}{len(gpus)}"] if gpus else []
-    features += sorted({f"{GPU}{make_word(gpu.name)}" for gpu in gpus if gpu.name})
+    words = {make_word(gpu.name or "") for gpu in gpus} - {""}  # of a name without ASCII letters, too
+    features += sorted(f"{GPU}{word}" for word in words)
     features += sorted({f"{COMPUTE}{gpu.compute}" for gpu in gpus if gpu.compute})
     features.append(f"{PREFIX}{host.cpu.level or host.arch}")  # not all architectures have levels
     return tuple(features)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from imagematrix.common.json_documents import parse_natural
-from imagematrix.common.programs import read_output
+from imagematrix.common.programs import find_program, read_output
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -32,8 +32,13 @@ def requeue_job(environment: Mapping[str, str]) -> str:
     job = environment.get("SLURM_JOB_ID", "")
     if parse_natural(job) is None:
         raise EngineError("its number is unknown")
+    program = find_program("scontrol")
+    if program is None:
+        raise EngineError(
+            "scontrol was not found", remedy="name its folder in program_folders of the site's file"
+        )
     try:
-        process = read_output(["scontrol", "requeue", job], PATIENCE_S)
+        process = read_output([program, "requeue", job], PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no answer in {PATIENCE_S:g} seconds"
         raise EngineError(f"scontrol: {reason}") from error

@@ -36,13 +36,15 @@ OF_A_STEP = re.compile(r"[0-9]+\.[0-9]+-[0-9a-f]{16}\.json(?:\.[0-9a-f]{12})?", 
 
 
 def prepare_folder(folder: str) -> None:
-    """Create the subfolder of the catalogs of steps in the shared folder; raise OSError.
+    """Create the subfolder of the catalogs of steps in the shared folder, or open it to all; raise OSError.
 
     For the administrator, when a node's Host is saved.
     """
     steps = os.path.join(folder, STEPS)
     with contextlib.suppress(FileExistsError):
         os.mkdir(steps)
+    # Also of one that exists: a run that was killed has left it with the mode of an umask.
+    if stat.S_IMODE(os.stat(steps).st_mode) != OPEN:
         os.chmod(steps, OPEN)
 
 

@@ -251,11 +251,19 @@ class TestANodeThatChanged:
         assert requeued == ["7"]
         assert "imagematrix: job 7 was requeued, once\n" in capfd.readouterr().err
 
+    def test_requeues_with_the_configuration_of_slurmd(self, run, requeued, tmp_path):
+        run({"ENVIRONMENT": "BATCH", "SLURM_CONF": "/own/slurm.conf"})
+        assert requeued == ["7"]
+        assert os.environ["SLURM_CONF"] == f"{tmp_path}/slurm.conf"
+
     def test_tells_why_a_job_stays(self, run, monkeypatch, capfd):
-        refused = Mock(side_effect=EngineError("presently disabled"))
+        refused = Mock(side_effect=EngineError("presently disabled", remedy="enable it"))
         monkeypatch.setattr("imagematrix.integrations.slurm.requeue.requeue_job", refused)
         assert run({"ENVIRONMENT": "BATCH"}) == (5, [])
-        assert "imagematrix: the job was not requeued: presently disabled\n" in capfd.readouterr().err
+        assert (
+            "imagematrix: the job was not requeued: presently disabled\n  enable it\n"
+            in capfd.readouterr().err
+        )
 
     def test_is_one_that_slurm_names(self, run):
         assert run({"SLURMD_NODENAME": "n3"})[0] == 7

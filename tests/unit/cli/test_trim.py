@@ -34,7 +34,7 @@ def test_table_lists_files_and_warnings(cli, folder):
 def test_json_output_conforms_to_the_schema(cli, folder, conforms):
     result = cli("trim", "--compute", "9.0", "--compute", "7.5", "--json", "--dry-run", folder)
     document = conforms(json.loads(result.out))
-    assert (document["computes"], document["dry_run"], document["rules"]) == (["7.5", "9.0"], True, "3")
+    assert (document["computes"], document["dry_run"], document["rules"]) == (["7.5", "9.0"], True, "4")
     by_name = {Path(one["path"]).stem: one for one in document["files"]}
     assert {name: one["status"] for name, one in by_name.items()} == {
         "cut": "damaged",

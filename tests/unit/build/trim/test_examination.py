@@ -125,7 +125,7 @@ def test_rules_version_pins_the_output_bytes(case):
     name, compute, options = case
     rules = Rules(computes=(compute,), **dict.fromkeys(options, True))
     written = trimmed((DATA / name).read_bytes(), rules)
-    assert (VERSION, hashlib.sha256(written).hexdigest()[:16]) == ("3", GOLDEN[case])
+    assert (VERSION, hashlib.sha256(written).hexdigest()[:16]) == ("4", GOLDEN[case])
 
 
 @pytest.fixture(scope="module")
@@ -154,23 +154,37 @@ def test_trimmed_library_keeps_its_structure_and_loads(built, tmp_path):
     assert ctypes.CDLL(str(path)).answer() == 42
 
 
+def static_library(path):
+    """Make a static library of two objects, each with a fatbin, in an empty folder."""
+    folder = path.parent
+    (folder / "raw").write_bytes(fat(entry(target=80, payload=A), entry(target=90, payload=B)))
+    for name in ("one", "other"):
+        (folder / f"{name}.c").write_text(f"int {name}(void) {{ return 1; }}\n")
+        subprocess.run(["gcc", "-c", f"{name}.c", "-o", f"{name}.o"], cwd=folder, check=True)
+        section = "--add-section=__nv_relfatbin=raw"
+        subprocess.run(["objcopy", section, f"{name}.o"], cwd=folder, check=True)
+    subprocess.run(["ar", "rc", path, "one.o", "other.o"], cwd=folder, check=True)
+    return path.read_bytes()
+
+
 def test_static_library_is_trimmed(tmp_path):
     path = tmp_path / "libx.a"
-    one = fat(entry(target=80, payload=A), entry(target=90, payload=B))
-    for name in ("one", "other"):
-        (tmp_path / f"{name}.c").write_text(f"int {name}(void) {{ return 1; }}\n")
-        (tmp_path / "raw").write_bytes(one)
-        subprocess.run(["gcc", "-c", f"{name}.c", "-o", f"{name}.o"], cwd=tmp_path, check=True)
-        section = "--add-section=__nv_relfatbin=raw"
-        subprocess.run(["objcopy", section, f"{name}.o"], cwd=tmp_path, check=True)
-    subprocess.run(["ar", "rc", path, "one.o", "other.o"], cwd=tmp_path, check=True)
-    raw = path.read_bytes()
+    raw = static_library(path)
     after = trimmed(raw, path="libx.a")
     assert examined(raw).containers == 2
     assert after.count(fat(entry(target=90, payload=B))) == 2
     assert after.count(A) == 0
     path.write_bytes(after)
     subprocess.run(["ar", "t", path], check=True, capture_output=True)
+
+
+def test_static_library_of_which_members_cannot_be_found_is_damaged(tmp_path):
+    raw = static_library(tmp_path / "libx.a")
+    second = raw.index(b"other.o/") + 58  # the end of its member's header
+    without_header = raw[:second] + b"\0\0" + raw[second + 2 :]
+    for damaged in (raw[:-100], raw[: second - 30], without_header, raw + b"more"):
+        assert examined(damaged).status is TrimStatus.DAMAGED
+        assert trimmed(damaged) == damaged
 
 
 @pytest.mark.parametrize(
@@ -180,6 +194,10 @@ def test_static_library_is_trimmed(tmp_path):
         ("libcudnn_ops-0a1b2c3d.so.9", None),
         ("libother.so", "libnccl.so.2"),
         ("libcuda.so.550.163.01", None),
+        ("libcutensornet.so.2", None),
+        ("libcustatevec.so.1", None),
+        ("libcufftMp.so.11", None),
+        ("libcublasmp.so.0", None),
     ],
 )
 def test_nvidia_libraries_are_skipped(tmp_path, path, soname):
@@ -250,7 +268,18 @@ def test_overlapping_sections_are_not_trimmed(built):
     assert examined(bytes(raw)).status is TrimStatus.DAMAGED
     struct.pack_into("<H", raw, 60, 0xFFF0)
     assert section
-    assert examined(bytes(raw)) is None  # the section headers are beyond the end
+    assert examined(bytes(raw)).status is TrimStatus.DAMAGED  # the section headers are beyond the end
+
+
+def test_library_that_was_cut_off_is_damaged_if_it_has_device_code(built, tmp_path):
+    raw = built.read_bytes()
+    assert examined(raw[:-10]).status is TrimStatus.DAMAGED  # at its end are the headers of the sections
+    assert trimmed(raw[:-10]) == raw[:-10]
+    assert examined(library(tmp_path / "it.so").read_bytes()[:-10]) is None
+
+
+def test_damaged_library_of_nvidia_is_unchanged(built):
+    assert examined(built.read_bytes()[:-10], path="libcublas.so.12").status is TrimStatus.DAMAGED
 
 
 @pytest.mark.fuzz

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from fatbins import entry, fat
@@ -42,9 +43,23 @@ def test_program_needs_only_python(run, tmp_path):
 def test_errors_fail_the_build(run, tmp_path):
     done = run("--compute", "90", tmp_path)
     assert done.returncode == 1
-    assert done.stderr == "trim: invalid compute capability: '90'\n"
+    assert done.stderr == "trim: invalid compute capability: '90'\ndid you mean '9.0'?\n"
     assert run("--compute", "9.0", tmp_path / "missing").returncode == 1
     assert run(tmp_path).returncode == 2
+
+
+def test_reasons_are_told(run, tmp_path):
+    (tmp_path / "a.fatbin").write_bytes(fat(entry(target=90)))
+    (tmp_path / "x-1.dist-info").mkdir()
+    (tmp_path / "x-1.dist-info" / "RECORD").write_text("a.fatbin,sha256=other,1\n")
+    wheel = tmp_path / "y-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("y/a.fatbin", RAW)
+    assert run("--compute", "9.0", tmp_path).stdout.splitlines() == [
+        f"unchanged: {tmp_path}/a.fatbin: 0 of 80 bytes removed",
+        f"damaged: {wheel}: 0 of {wheel.stat().st_size} bytes removed: it has no single RECORD",
+        f"altered, or trimmed before: {tmp_path}/a.fatbin: RECORD had another hash",
+    ]
 
 
 def test_program_is_reproducible(tmp_path):

@@ -9,8 +9,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fatbins import entry, fat, library
@@ -109,6 +111,11 @@ def test_hard_link_outside_keeps_the_original(tmp_path):
     report = trim([tmp_path / "env"], HOPPER)
     assert (path.read_bytes(), cache.read_bytes()) == (STAYING, RAW)
     assert report.linked == (str(path),)
+
+
+def test_copy_of_a_file_with_a_hard_link_leaves_both_alone(path, tmp_path):
+    (tmp_path / "other").hardlink_to(path)
+    assert trim([path], HOPPER, output=tmp_path / "out").linked == ()
 
 
 def test_symbolic_link_argument_is_followed_and_kept(path, tmp_path):
@@ -366,6 +373,53 @@ def test_record_is_updated_after_a_run_that_was_killed_before_it(tmp_path):
     assert path.stat().st_ino == before.st_ino
 
 
+def count_resolved_paths(folder, monkeypatch, count):
+    """Return how often links are resolved while so many files are trimmed, each with its RECORD."""
+    for number in range(count):
+        put(folder / "x" / f"{number}.fatbin")
+        put(folder / f"x{number}-1.dist-info" / "RECORD", record({f"x/{number}.fatbin": RAW}, NAME))
+    calls = []
+    resolve = os.path.realpath
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "realpath", lambda path, **how: calls.append(path) or resolve(path, **how))
+        trim([folder], HOPPER)
+    return len(calls)
+
+
+def test_trimmed_files_are_resolved_once_for_all_records(tmp_path, monkeypatch):
+    few, many = (count_resolved_paths(tmp_path / str(count), monkeypatch, count) for count in (4, 8))
+    assert many <= 2 * few
+
+
+@pytest.mark.parametrize("break_", ["\u2028", "\x85", "\x1c", "\v", "\f"])
+def test_only_line_feeds_end_lines_of_a_record(tmp_path, break_):
+    put(tmp_path / "a.fatbin")
+    text = f"x{break_}a.fatbin,{hashed(RAW)},1\na.fatbin,{hashed(RAW)},1\n"
+    path = put(tmp_path / NAME, text.encode())
+    trim([tmp_path], HOPPER)
+    assert path.read_bytes().decode().split("\n") == [
+        f"x{break_}a.fatbin,{hashed(RAW)},1",
+        f"a.fatbin,{hashed(STAYING)},1",
+        "",
+    ]
+
+
+def test_quoted_line_feed_is_part_of_a_name(tmp_path):
+    put(tmp_path / "a.fatbin")
+    before = f'"x\na.fatbin,{hashed(RAW)}",,\r\n'.encode()
+    path = put(tmp_path / NAME, before + f"a.fatbin,{hashed(RAW)},1\r\n".encode())
+    trim([tmp_path], HOPPER)
+    assert path.read_bytes() == before + f"a.fatbin,{hashed(STAYING)},1\r\n".encode()
+
+
+def test_record_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("imagematrix.build.trim.records.LIMIT", 20)
+    put(tmp_path / "x" / "a.fatbin")
+    put(tmp_path / NAME, record({"x/a.fatbin": RAW}, NAME))
+    with pytest.raises(UsageError, match=r"its RECORD has \d+ bytes, more than 20"):
+        trim([tmp_path], HOPPER)
+
+
 def test_error_before_a_record_is_copied_is_the_reported_error(tmp_path, monkeypatch):
     put(tmp_path / "env" / "a.fatbin")
     put(tmp_path / "env" / "b.fatbin")
@@ -528,6 +582,28 @@ def test_damaged_wheel_is_left_alone(made, spoil, why):
     report = trim([made], HOPPER)
     assert [(result.status, result.why) for result in report.results] == [(TrimStatus.DAMAGED, why)]
     assert made.read_bytes() == before
+
+
+def test_wheel_with_a_large_record_is_left_alone(made, monkeypatch):
+    monkeypatch.setattr("imagematrix.build.trim.records.LIMIT", 20)
+    (result,) = trim([made], HOPPER).results
+    assert result.status is TrimStatus.DAMAGED
+    assert result.why.endswith("bytes, more than 20")
+
+
+def test_copies_of_files_in_a_wheel_are_there_one_at_a_time(made, monkeypatch):
+    copies: list[Any] = []
+    make = tempfile.TemporaryFile
+
+    def make_next(**options):
+        assert all(copy.closed for copy in copies)
+        copies.append(make(**options))
+        return copies[-1]
+
+    monkeypatch.setattr("imagematrix.audit.binaries.archives.tempfile.TemporaryFile", make_next)
+    monkeypatch.setattr("imagematrix.audit.binaries.archives.IN_MEMORY", 10)
+    trim([made], HOPPER)
+    assert len(copies) == 4  # of two files, to examine and to write them
 
 
 def test_file_misnamed_as_a_wheel_is_trimmed(tmp_path):

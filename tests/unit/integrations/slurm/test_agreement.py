@@ -56,7 +56,9 @@ STEP = find_step(IMAGE, VARIABLES)
     [
         (None, None, USUAL),
         ("same", None, None),
-        ("cuda,nccl", None, ("cuda", "nccl")),
+        (" same\n", None, None),
+        (" ", None, USUAL),
+        ("cuda, nccl ", None, "cuda, nccl"),
         (None, "same", None),
         ("same", "same", None),
     ],

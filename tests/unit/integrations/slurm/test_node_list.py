@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.integrations.slurm.node_list import expand_node_list
+from imagematrix.integrations.slurm.node_list import NODES, expand_node_list
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,25 @@ from imagematrix.integrations.slurm.node_list import expand_node_list
         ("n[-3]", "n3", False),
         ("n[a-b]", "na", False),
         ("n[1-3", "n1", False),
+        ("n[3-1]", "n2", False),
+        ("n[1-3][3-1]", "n1", False),
+        ("n[1-3][3-]", "n1", False),
+        ("n[1-3,a", "a", True),
+        (f"n{'[1]' * 8}", "n11111111", True),
+        (f"n{'[1]' * 9}", "n111111111", False),
+        (f"n{'[1]' * 1500}", "n1", False),
         ("n[1-99999999999]", "n5", True),
     ],
 )
 def test_expressions_name_nodes(expression, node, expected):
     assert (node in expand_node_list(expression)) is expected
+
+
+def test_list_of_nothing_has_an_end():
+    """Each of the loops over 10^10 names would run without one."""
+    names = [*expand_node_list("n[1-100000][1-100000][2-1]")]
+    assert len(names) == NODES + 1
+    assert all(name.endswith("[2-1]") for name in names)
 
 
 @given(st.text("n[]-,0123456789", max_size=20), st.text("n0123456789", max_size=12))

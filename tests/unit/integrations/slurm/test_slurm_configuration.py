@@ -20,6 +20,19 @@ def test_options_have_quotes_and_no_case():
         "a": "b=c",
     }
     assert parse_options("no options here") == {}
+    assert parse_options("1a=b") == {}
+
+
+def test_a_line_has_several_settings():
+    lines = ["KillOnBadExit=1 GresTypes=gpu", "NodeName=n1 CPUs=2"]
+    assert {"killonbadexit": "1", "grestypes": "gpu"}.items() <= collect_settings(lines).items()
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\x85", "\x1c"])
+def test_only_line_feeds_end_lines(tmp_path, character):
+    path = tmp_path / "slurm.conf"
+    path.write_text(f"Reason=a{character}NodeName=n1 Features=b\nA=1\n", encoding="utf-8")
+    assert get_features(read_lines(str(path)), "n1") == ()
 
 
 def test_the_features_of_a_node_are_found(tmp_path):

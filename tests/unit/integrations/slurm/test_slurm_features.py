@@ -30,6 +30,11 @@ def test_features_say_what_decides_about_images(host, profiles):
     )
 
 
+def test_a_gpu_whose_name_makes_no_word_has_no_feature_of_it(host):
+    gpu = replace(host.gpus[0], name="中文")
+    assert not any(feature.startswith("im-gpu-") for feature in make_features(replace(host, gpus=(gpu,))))
+
+
 def test_no_feature_has_a_character_of_slurm_s_expressions(profiles):
     for path in profiles.values():
         assert not set("".join(make_features(Host.load(path)))) & {*"&|*()[],= \n"}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -224,6 +223,30 @@ def test_shards_are_a_type_of_their_own(folder, host):
     assert any(finding.what == "GresTypes lacks shard" for finding in found(folder, host, shards=True))
 
 
+@pytest.mark.parametrize(
+    "gres",
+    [
+        "gpu:nvidia-h200:8,nvme:1",
+        "nvme:1,gpu:NVIDIA-H200:8",
+        "gpu:nvidia-h200:8,shard:32",
+        "gpu:1g.18gb:7,gpu:nvidia-h200:8",
+    ],
+)
+def test_more_gres_than_whole_gpus_are_right(folder, host, gres):
+    path = folder / "slurm.conf"
+    path.write_text(path.read_text().replace("gpu:nvidia-h200:8", gres))
+    assert found(folder, host) == []
+
+
+def test_a_node_without_gpus_needs_no_settings_for_them(folder, profiles):
+    host = replace(Host.load(profiles["laptop"]), gpus=())
+    (folder / "cgroup.conf").unlink()
+    (folder / "slurm.conf").write_text(
+        f"KillOnBadExit=1 SlurmdSpoolDir={folder.parent}/spool\n{make_node_lines(host, 'n1').slurm}"
+    )
+    assert found(folder, host) == []
+
+
 def test_users_must_reach_the_spool_folder(folder, host):
     spool = folder.parent / "spool"
     spool.chmod(0o750)
@@ -258,17 +281,20 @@ def test_the_spool_folder_is_the_node_s_own(folder, host, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("output", "expected"), [("slurm-wlm 24.11.5\n", (24, 11)), ("slurm 22.05.8", (22, 5)), ("?", None)]
+    ("output", "expected"), [("slurm-wlm 24.11.5", (24, 11)), ("slurm 22.05.8", (22, 5)), ("?", None)]
 )
-def test_the_release_of_slurmd_is_read(monkeypatch, output, expected):
-    monkeypatch.setattr(
-        subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 0, output, "")
-    )
+def test_the_release_of_slurmd_is_read(write_site, tmp_path, monkeypatch, output, expected):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    program = tmp_path / "opt" / "slurmd"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{output}'\n")
+    program.chmod(0o755)
+    write_site(f'program_folders = ["{program.parent}"]\n')
     assert get_release() == expected
 
 
-def test_a_node_without_slurmd_has_no_release(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError(2, "x")))
+def test_a_node_without_slurmd_has_no_release(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert get_release() is None
 
 
@@ -344,8 +370,22 @@ def test_the_command_saves_the_host_where_the_site_says(node_config, folder, tmp
     assert code == 2
     assert "set hosts in" in error
     (folder / "site.toml").write_text(f'hosts = "{tmp_path}/hosts"\n')
+    code, _, error = node_config("--save")
+    assert code == 2
+    assert f"{tmp_path}/hosts is not there" in error
+    (tmp_path / "hosts").mkdir()
     assert node_config("--save")[0] == 0
     assert Host.load(tmp_path / "hosts/n1.json") == Host.load(profiles["genoa-h200"])
+
+
+def test_the_command_saves_the_host_though_files_cannot_be_compared(node_config, folder, tmp_path):
+    (folder / "site.toml").write_text(f'hosts = "{tmp_path}/hosts"\n')
+    (tmp_path / "hosts").mkdir()
+    (folder / "slurm.conf").write_text("Include missing.conf\n")
+    code, _, error = node_config("--save")
+    assert code == 2
+    assert "missing.conf cannot be read" in error
+    assert (tmp_path / "hosts/n1.json").exists()
 
 
 def test_the_command_says_that_nothing_was_compared(node_config, monkeypatch):
