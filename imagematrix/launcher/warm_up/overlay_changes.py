@@ -47,7 +47,7 @@ class FolderChanges:
         """Return the states of the files after the changes."""
 
         def is_left(path: str) -> bool:
-            parents = list_parents(path)
+            parents = [*list_parents(path)]
             return self.hidden.isdisjoint((path, *parents)) and self.emptied.isdisjoint(parents)
 
         return {**{path: state for path, state in before.items() if is_left(path)}, **self.states}
