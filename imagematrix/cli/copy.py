@@ -64,7 +64,7 @@ def command(
             alias or (),
             policies=load_image_policies(policy),
             sign=make_signer(mirror, key) if key else None,
-            on_copied=lambda tag: print_info(f"copied {tag}"),
+            on_step=print_info,
         )
     print_published(f"{copy}:{version}", published)
     if json:

@@ -185,6 +185,7 @@ def _push_warm_images(
         if sign is None:
             publisher.require_unsigned()
         drafts = [publisher.make_draft(source) for source in dict.fromkeys(sources)]
+        _require_own_tags(drafts)
         for draft in drafts:
             print_claims(draft)
         require_approval(len(drafts), yes=yes)
@@ -198,6 +199,19 @@ def _push_warm_images(
         warm=[draft.make_entry() for draft in drafts],
     )
     return drafts, published
+
+
+def _require_own_tags(drafts: Iterable[WarmDraft]) -> None:
+    """Raise UsageError if two drafts with other layers would have one tag, before either is pushed."""
+    first: dict[str, WarmDraft] = {}
+    for draft in drafts:
+        other = first.setdefault(draft.reference, draft)
+        if other.digest != draft.digest:
+            raise UsageError(
+                f"{other.source} and {draft.source} are of the same warm-up on equal nodes: "
+                f"both would be {draft.reference}",
+                remedy=f"leave out one of them, such as --warm {quote_word(draft.source)}",
+            )
 
 
 class _NeededCells:

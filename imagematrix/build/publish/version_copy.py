@@ -10,7 +10,13 @@ from imagematrix.build.publish.sign import add_referrer, add_signatures, read_re
 from imagematrix.common.single_flight import SingleFlight
 from imagematrix.common.temp_folder import make_scratch_folder
 from imagematrix.common.text import quote_word
-from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.errors import (
+    EngineError,
+    ImagematrixError,
+    TagMovedError,
+    UnknownImageError,
+    UsageError,
+)
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.signature_guard import make_guard
 from imagematrix.images.catalog.warm_image import make_warm_tag
@@ -20,7 +26,7 @@ from imagematrix.images.trust.signature import make_signature_tag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.build.publish.publish import Published
@@ -42,14 +48,17 @@ def copy_version(
     *,
     policies: Sequence[SignaturePolicy] = (),
     sign: Callable[[Sequence[str]], object] | None = None,
-    on_copied: Callable[[str], object] = lambda _: None,
+    on_step: Callable[[str], object] = lambda _: None,
 ) -> Published:
     """Copy a published version to another repository, and publish it there, with the `aliases`.
 
     Its images, warm ones too, keep their digests; so does its index, if the repositories have the same name
     in their registries and the target had no other images of the version. Signatures go with what they sign,
-    before the version has its tag; `sign` adds others, as it does for `publish`. `on_copied` is told the tag
-    of each image that was not there. The version has to satisfy the `policies` in both places.
+    before the version has its tag; `sign` adds others, as it does for `publish`. `on_step` is told of each
+    image that was not there. The version has to satisfy the `policies` in both places.
+
+    No node needs a warm image, so one that cannot be copied fails nothing: `on_step` is told why it is left
+    out. The target may have made one for the same hardware: that one stands, as the first does in `publish`.
 
     Raises UnknownImageError if the source lacks the version or a part of it, TagMovedError if the target has
     something else under a tag, SignatureError, and EngineError if a registry refuses or is not reached.
@@ -59,12 +68,11 @@ def copy_version(
     with make_scratch_folder() as folder:
         copier = _VersionCopier(source, target, folder)
         with ThreadPoolExecutor(max_workers=PARALLEL_IMAGES) as pool:
-            tags = {entry.tag: entry.digest for entry in entries} | {
-                tag: entry.digest for tag, entry in warm_images.items()
-            }
+            tags = {entry.tag: entry.digest for entry in entries}
             for tag, is_new in zip(tags, pool.map(copier.copy_image, tags, tags.values()), strict=True):
                 if is_new:
-                    on_copied(tag)
+                    on_step(f"copied {tag}")
+            copied_warm = _copy_warm_images(copier, pool, warm_images, on_step)
 
         def copy_and_sign(digests: Sequence[str]) -> None:
             for digest in digests:
@@ -85,7 +93,7 @@ def copy_version(
                 for entry in entries
                 if not entry.hidden
             },
-            warm=[*warm_images.values()],
+            warm=copied_warm,
         )
         return publish(target, version, aliases, selection=selection, sign=copy_and_sign)
 
@@ -93,10 +101,7 @@ def copy_version(
 def _read_published(
     source: Registry, version: str, policies: Sequence[SignaturePolicy]
 ) -> tuple[list[IndexEntry], dict[str, IndexEntry]]:
-    """Return the variants of a published version, as policies allow it, and its warm images by tag.
-
-    A warm image that the registry lost, or that is damaged, is left out: nothing needs it.
-    """
+    """Return the variants of a published version, as policies allow it, and its warm images by tag."""
     name = f"{source.name}:{version}"
     index = source.find_manifest(version)
     if index is None:
@@ -114,9 +119,29 @@ def _read_published(
     warm_images = {
         make_warm_tag(version, label.base, label.key): entry
         for entry in published
-        if (label := entry.read_warm_label()) and source.digest(entry.digest)
+        if (label := entry.read_warm_label())
     }
     return entries, warm_images
+
+
+def _copy_warm_images(
+    copier: _VersionCopier,
+    pool: ThreadPoolExecutor,
+    warm_images: Mapping[str, IndexEntry],
+    on_step: Callable[[str], object],
+) -> list[IndexEntry]:
+    """Copy warm images, which are given by tag; return those that the target now has under their tags."""
+    copied = []
+    copies = {tag: pool.submit(copier.copy_image, tag, entry.digest) for tag, entry in warm_images.items()}
+    for tag, copy in copies.items():
+        try:
+            if copy.result():
+                on_step(f"copied {tag}")
+        except ImagematrixError as error:
+            on_step(f"{tag} left out: {error}")
+        else:
+            copied.append(warm_images[tag])
+    return copied
 
 
 class _VersionCopier:

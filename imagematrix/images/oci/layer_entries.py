@@ -20,6 +20,7 @@ OPAQUE = ".wh..wh..opq"
 PIECE = 1 << 20
 MOST = 4_000_000  # entries of a layer
 LONGEST_PATH = 4096  # characters of a path, or of the target of a link (PATH_MAX)
+LONGEST_NAME = 255  # characters of a name (NAME_MAX)
 DEEPEST = 256  # levels of folders
 LONGEST_NAMES = 1 << 28  # characters of all paths of a layer, with those of the folders on the way
 RATIO = 100  # limit for the size of a sparse file, as a multiple of its stored bytes

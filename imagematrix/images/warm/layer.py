@@ -18,7 +18,7 @@ from imagematrix.errors import AuditError
 from imagematrix.images.oci import deflate
 from imagematrix.images.oci.compression import compress
 from imagematrix.images.oci.decompression import DecompressedStream, HashedStream
-from imagematrix.images.oci.layer_entries import LONGEST_PATH, WHITEOUT, list_members
+from imagematrix.images.oci.layer_entries import LONGEST_NAME, LONGEST_PATH, WHITEOUT, list_members
 from imagematrix.images.oci.tar import open_tar
 from imagematrix.images.warm.tools import KEPT, ROOT, classify_path, find_tool
 from imagematrix.images.warm.warm_file import (
@@ -186,6 +186,9 @@ class _LayerCheck:
         parts = path.split("/")
         if member.name.startswith("/") or {"", ".", ".."} & {*parts[1:]} or len(path) > LONGEST_PATH:
             raise AuditError(f"the path {member.name[:200]!r} is absolute, leads upwards, or is too long")
+        # No file system has such a name, and the patterns of the table take the square of its length.
+        if max(map(len, parts)) > LONGEST_NAME:
+            raise AuditError(f"{path[:200]!r} has a name of more than {LONGEST_NAME} characters")
         if not path.isprintable():
             raise AuditError(f"the path {path[:200]!r} has characters that cannot be shown")
         if path != ROOT and not path.startswith(f"{ROOT}/"):

@@ -41,6 +41,7 @@ from imagematrix.launcher.warm_up.overlay_changes import (
     FolderChanges,
     list_changed_paths,
     measure_caches,
+    open_folder,
     read_caches,
     read_changes,
 )
@@ -342,7 +343,7 @@ def _open_upper(container: WatchedContainer) -> Iterator[int | None]:
         yield None
         return
     try:
-        upper = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=container.files)
+        upper = open_folder(UPPER, container.files)
     except FileNotFoundError:
         yield None
         return

@@ -83,6 +83,8 @@ def require_unchanged(inputs: Mapping[str, ReadInput]) -> None:
 def hash_folder(folder: Path) -> str:
     """Return a digest of a folder: of the paths, kinds, contents and link targets in it.
 
+    Not of modes, which some file systems make up: the same weights would have another digest there.
+
     Raises UsageError if something in it cannot be read, or is a compiler: calls of one would not be seen; and
     for a link that leads out of it, as in Hugging Face's snapshots: the container has only the folder.
     """
@@ -124,10 +126,16 @@ def _describe_files(folder: Path) -> dict[str, tuple[int, int]]:
 
 def _list_files(folder: Path) -> Iterator[Path]:
     """Yield everything below a folder, sorted in each; raises OSError. Links are not followed."""
-    for entry in sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name)):
+    left = _list_backwards(folder)
+    while left:
+        entry = left.pop()
         yield Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
-            yield from _list_files(Path(entry.path))
+            left += _list_backwards(Path(entry.path))
+
+
+def _list_backwards(folder: Path) -> list[os.DirEntry[str]]:
+    return sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name), reverse=True)
 
 
 def _leads_out(link: Path, target: str, folder: Path) -> bool:

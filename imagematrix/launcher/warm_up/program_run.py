@@ -13,7 +13,7 @@ from imagematrix.launcher.warm_up.compilers import FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from imagematrix.images.catalog.warm_up import WarmUp
@@ -155,7 +155,12 @@ def list_outside(written: Iterable[str], expected: Iterable[str]) -> tuple[str, 
     """
     paths = sorted({*written})
     places = (ROOT, FOLDER, *expected)
-    parents = {parent for path in paths for parent in list_parents(path)}
+    parents: set[str] = set()
+    for path in paths:
+        for parent in list_parents(path):
+            if parent in parents:  # and so are those in which it is
+                break
+            parents.add(parent)
     return tuple(
         path
         for path in paths
@@ -163,7 +168,7 @@ def list_outside(written: Iterable[str], expected: Iterable[str]) -> tuple[str, 
     )
 
 
-def list_parents(path: str) -> list[str]:
-    """Return the folders in which an absolute path is, without the root, the innermost first."""
-    names = path.split("/")
-    return ["/".join(names[:end]) for end in range(len(names) - 1, 1, -1)]
+def list_parents(path: str) -> Iterator[str]:
+    """Yield the folders in which an absolute path is, without the root, the innermost first."""
+    while path := path.rpartition("/")[0]:
+        yield path

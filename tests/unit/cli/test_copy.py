@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.images.oci.registry import Registry
 
 
@@ -24,6 +24,15 @@ def test_copy_prints_the_index_and_names_what_it_copied(cli, server, image, regi
     document = conforms(json.loads(again.out))
     assert (document["digest"], document["new"]) == (digest, 0)
     assert "copied" not in again.err
+
+
+def test_copy_names_a_warm_image_that_it_leaves_out(cli, image, registry, repository, add_variant, add_warm):
+    warm = add_warm(add_variant("a"))
+    publish(registry, "v1", selection=IndexSelection(warm=[warm]))
+    del repository.manifests[warm.digest]
+    copied = cli("copy", f"{image}:v1", f"{image}2")
+    assert copied.code == 0
+    assert f" left out: the registry lost {image}@{warm.digest}" in copied.err
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from staging import KEY
+from staging import KEY, NUMBA_FILES
 
 from imagematrix.images.catalog.warm_image import make_warm_tag
 
@@ -54,6 +54,18 @@ def test_nothing_is_published_without_approval(cli, image, repository, base, sta
     refused.refuses(2, "1 warm image not published: the claims are not approved")
     assert "if they are right, add --yes" in refused.err
     assert ({*repository.blobs}, repository.tags) == before
+
+
+def test_two_layers_for_one_tag_are_refused_before_one_is_pushed(cli, image, repository, base, stage, caches):
+    """Two nodes that are equal have warmed up the same variant, and no two runs write the same bytes."""
+    other = stage(base, caches(**dict.fromkeys(NUMBA_FILES, b"of another run")), name="other")
+    before = {*repository.blobs}, dict(repository.tags)
+    refused = cli("publish", f"{image}:v1", "--warm", stage(base), "--warm", other, "--yes")
+    refused.refuses(2, f"are of the same warm-up on equal nodes: both would be {image}:v1-warm-")
+    assert f"leave out one of them, such as --warm {other}" in refused.err
+    assert ({*repository.blobs}, repository.tags) == before
+    same = stage(base, name="same")
+    assert cli("publish", f"{image}:v1", "--warm", stage(base), "--warm", same, "--yes").code == 0
 
 
 def test_a_signed_version_does_not_lose_its_signature(cli, image, repository, base, stage, tmp_path):

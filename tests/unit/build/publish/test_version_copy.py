@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from distribution import MANIFEST, Server, digest
+from publishing import put_warm
 from signing import Signer, pem
 
 from imagematrix.build.publish.publish import IndexSelection, publish
@@ -61,18 +62,18 @@ def test_copy_has_the_same_digests_and_is_complete(registry, target, add_variant
     digests = {add_variant(cell, layer=cell.encode()) for cell in ("a", "b")}
     first = publish(registry, "v1", selection=IndexSelection(plain_pull={"linux/amd64": "b"}))
     noted: list[str] = []
-    done = copy_version(registry, target, "v1", ["latest"], on_copied=noted.append)
+    done = copy_version(registry, target, "v1", ["latest"], on_step=noted.append)
     assert done.digest == first.digest
     copied = mirror.repository("ml/training")
     assert copied.manifests.keys() == repository.manifests.keys()
     assert copied.blobs == repository.blobs
     assert copied.tags == repository.tags | {"latest": first.digest}
-    assert sorted(noted) == sorted(tag for tag in repository.tags if tag != "v1")
+    assert sorted(noted) == sorted(f"copied {tag}" for tag in repository.tags if tag != "v1")
     assert {variant.digest for variant in open_catalog(f"{target.name}:v1").variants} == digests
 
     noted.clear()
     written = mirror.count("POST")
-    assert copy_version(registry, target, "v1", on_copied=noted.append).digest == first.digest
+    assert copy_version(registry, target, "v1", on_step=noted.append).digest == first.digest
     assert (noted, mirror.count("POST")) == ([], written), "nothing is sent again"
     add_variant("c")
     assert publish(registry, "v1").variants == 3
@@ -295,3 +296,43 @@ def test_warm_images_are_copied_with_their_variants(
     with Registry(f"{mirror.address}/ml/elsewhere") as third:
         copy_version(registry, third, "v1")
         assert [warm.digest for warm in open_catalog(f"{third.name}:v1").warm] == [kept.digest]
+
+
+def test_warm_image_that_the_target_made_itself_stands(registry, target, add_variant, add_warm, mirror):
+    """Equal nodes at two sites have the same key, and never the same bytes."""
+    base = add_variant("a")
+    publish(registry, "v1")
+    copy_version(registry, target, "v1")
+    own = put_warm(mirror.repository("ml/training"), base, layer=b"the target's")
+    publish(target, "v1", selection=IndexSelection(warm=[own]))
+    publish(registry, "v1", selection=IndexSelection(warm=[add_warm(base, layer=b"the source's")]))
+    add_variant("b")
+    publish(registry, "v1")
+
+    noted: list[str] = []
+    copy_version(registry, target, "v1", on_step=noted.append)
+    catalog = open_catalog(f"{target.name}:v1")
+    assert [warm.digest for warm in catalog.warm] == [own.digest]
+    assert len(catalog.variants) == 2
+    assert f" exists as {own.digest}, not as " in noted[-1]
+    assert own.digest in mirror.repository("ml/training").tags.values()
+
+
+@pytest.mark.parametrize("content", [None, b"damaged"])
+def test_warm_image_whose_layer_is_lost_or_damaged_is_left_out(
+    registry, target, add_variant, add_warm, repository, mirror, content
+):
+    base = add_variant("a")
+    warm = add_warm(base, layer=b"caches")
+    publish(registry, "v1", selection=IndexSelection(warm=[warm]))
+    if content is None:
+        del repository.blobs[digest(b"caches")]
+    else:
+        repository.blobs[digest(b"caches")] = content
+    noted: list[str] = []
+    assert copy_version(registry, target, "v1", on_step=noted.append).variants == 1
+    assert open_catalog(f"{target.name}:v1").warm == ()
+    tag, _, why = noted[-1].partition(" left out: ")
+    assert repository.tags[tag] == warm.digest
+    assert digest(b"caches") in why
+    assert tag not in mirror.repository("ml/training").tags

@@ -286,6 +286,10 @@ HOSTILE = {
         "no file of the layer",
     ),
     "hard link to a folder": (layered(hardlink(f"{HOME}/{INDEX}", HOME)), "no file of the layer"),
+    "long name": (
+        layered(f"{HOME}/vllm/torch_compile_cache/{'0' * 10}/rank_0_0/artifact_shape_{'.tmp' * 61}/x"),
+        "a name of more than 255 characters",
+    ),
     "control character": (layered(f"{HOME}/numba/{SOURCE}/m\x1b[2J.py311.nbi"), "cannot be shown"),
     "two lines": (layered(f"{HOME}/numba/{SOURCE}/m\nx.py311.nbi"), "cannot be shown"),
     "hidden in the end": (layered(entry(), end=bytes(1024) + b"payload"), "something follows its end"),

@@ -163,11 +163,24 @@ def test_signs_match_what_tools_printed():
             "Module __main__ 1bdc43c load on device 'cpu' took 1884.40 ms  (compiled)",
         ),
     }
+    verbose = "Module __main__ 1bdc43c load on device 'cuda:0' (block_dim=256) took 92.34 ms  ({})"
+    (warp,) = tools.find_tools(["warp"])
+    assert warp.sign.hit.search(verbose.format("cached"))
+    assert warp.sign.miss.search(verbose.format("error"))
     for tool in tools.load_tools():
         if tool.sign and tool.name in lines:
             hit, miss = lines[tool.name]
             assert [bool(tool.sign.hit.search(line)) for line in (hit, miss)] == [True, False]
             assert [bool(tool.sign.miss.search(line)) for line in (hit, miss)] == [False, True]
+
+
+@pytest.mark.parametrize("name", [tool.name for tool in tools.load_tools() if tool.sign])
+def test_no_sign_of_a_cache_reads_a_line_many_times(name):
+    """A program writes lines of any length, and a repeat of any character would read on from each word."""
+    (tool,) = tools.find_tools([name])
+    for pattern in (tool.sign.hit.pattern, tool.sign.miss.pattern):
+        assert ".*" not in pattern
+        assert ".+" not in pattern
 
 
 def test_each_variable_has_its_own_folder():

@@ -1,13 +1,16 @@
 """The inputs of a warm-up: which folders are given, and what their digests depend on."""
 
+import inspect
 import os
 import shlex
 import subprocess
+import sys
 
 import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.warm_up import WarmUp
+from imagematrix.launcher.warm_up import input_folders
 from imagematrix.launcher.warm_up.input_folders import (
     hash_folder,
     parse_inputs,
@@ -70,6 +73,25 @@ def test_a_digest_depends_on_everything_that_a_program_reads(folder, what):
     assert before == hash_folder(folder)
     change(folder, what)
     assert hash_folder(folder) != before
+
+
+def test_a_digest_is_of_all_in_the_order_of_names(tmp_path):
+    """Another order would be another digest, and another key of the same warm-up."""
+    for path in ("b/c/d", "b/a", "b-", "c", "a/z"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    listed = [path.relative_to(tmp_path).as_posix() for path in input_folders._list_files(tmp_path)]
+    assert listed == ["a", "a/z", "b", "b/a", "b/c", "b/c/d", "b-", "c"]
+
+
+def test_folders_may_be_nested_deeper_than_python_recurses(tmp_path):
+    (tmp_path / ("a/" * 300)).mkdir(parents=True)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 150)
+    try:
+        assert hash_folder(tmp_path).startswith("sha256:")
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_a_digest_does_not_depend_on_the_folder_s_own_place_and_times(folder):

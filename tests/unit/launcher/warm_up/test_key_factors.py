@@ -3,10 +3,11 @@
 import io
 import json
 import tarfile
+import tracemalloc
 
 import pytest
 
-from imagematrix.launcher.warm_up.key_factors import list_differing_factors
+from imagematrix.launcher.warm_up.key_factors import LIMIT, list_differing_factors
 
 NAME = "cache_key_factors.json"
 
@@ -43,6 +44,36 @@ def test_without_another_key_nothing_differs(write, first, second):
     assert list_differing_factors(write("first", **first), write("second", **second)) == []
 
 
+def test_a_part_that_only_one_of_them_has_is_one_line(write):
+    lines = list_differing_factors(write("first", a={"x": 1}), write("second", a={}, b={"x": {"y": 1}}))
+    assert lines == ["x: 1, then {'y': 1}"]
+
+
+def test_long_names_are_cut_and_take_no_memory(write):
+    """A name is part of that of each value below it."""
+    known, new = ({"n" * 30_000: dict.fromkeys(map(str, range(2000)), value)} for value in (1, 2))
+    archives = write("first", a=known), write("second", a=known, b=new)
+    tracemalloc.start()
+    lines = list_differing_factors(*archives)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(lines) == 2000
+    assert {len(line) for line in lines} == {60 + len(": 1, then 2")}
+    assert peak < 10 << 20
+
+
+def test_a_file_that_is_larger_than_any_tool_writes_is_not_read(write):
+    large = {"x": 2, "y": "y" * LIMIT}
+    assert list_differing_factors(write("first", a={"x": 1}), write("second", a={"x": 1}, b=large)) == []
+
+
 @pytest.mark.parametrize("damaged", [b"{", b"[" * 100_000, b"\xff"])
 def test_a_damaged_file_says_nothing(write, damaged):
     assert list_differing_factors(write("first", a={"x": 1}), write("second", a={"x": 1}, b=damaged)) == []
+
+
+@pytest.mark.parametrize("depth", [900, 1500, 5000])
+def test_what_is_nested_deeply_says_little(write, depth):
+    """How deep a document json reads depends on the release of Python."""
+    known, new = (b'{"x":' * depth + value + b"}" * depth for value in (b"1", b"2"))
+    assert len(list_differing_factors(write("first", a=known), write("second", a=known, b=new))) <= 1

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from imagematrix.errors import AuditError
+from imagematrix.images.oci.layer_entries import DEEPEST
 from imagematrix.images.warm.tools import ROOT
+from imagematrix.launcher.warm_up import overlay_changes
 from imagematrix.launcher.warm_up.folder_states import read_states
 from imagematrix.launcher.warm_up.overlay_changes import (
     OPAQUE,
     list_changed_paths,
     measure_caches,
+    open_folder,
     read_caches,
     read_changes,
 )
 
+NOBODY = 65534
 A, B, C = f"{ROOT}/numba/a", f"{ROOT}/numba/b", f"{ROOT}/triton/c"
 
 
@@ -53,6 +58,35 @@ def upper(tmp_path):
     made = tmp_path / "upper"
     made.mkdir()
     return made
+
+
+@pytest.fixture
+def opened_by_user(upper):
+    """Call it once the folder with changes is complete, to get a descriptor of it for an ordinary user."""
+    user, descriptors = os.geteuid(), []
+
+    def call():
+        descriptors.append(os.open(upper, os.O_RDONLY))
+        if user == 0:
+            for path in (upper, *upper.rglob("*")):
+                os.chown(path, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        return descriptors[0]
+
+    yield call
+    os.seteuid(user)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def nest(folder, levels):
+    """Make folders in each other."""
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("a", dir_fd=inner)
+        outer, inner = inner, os.open("a", os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(inner)
 
 
 def read(upper, copy=None):
@@ -149,4 +183,67 @@ def test_the_size_is_that_of_what_was_written(upper):
     descriptor = os.open(upper, os.O_RDONLY)
     assert measure_caches(descriptor) == 1000
     assert sorted(list_changed_paths(descriptor))[-2:] == [A, "/var/other"]
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("closed", [0, 0o100, 0o400])
+def test_what_is_in_a_folder_that_a_user_may_not_list_is_counted_and_named(upper, opened_by_user, closed):
+    """The program is root in its container, where modes keep nothing from it."""
+    put(upper, A, text="x" * 1000)
+    put(upper, "/opt/tool/file")
+    for path in ("opt/tool", "opt", f"{ROOT}/numba".lstrip("/"), "var/cache"):
+        (upper / path).chmod(closed)
+    descriptor = opened_by_user()
+    assert measure_caches(descriptor) == 1000
+    assert {A, "/opt/tool/file"} <= {*list_changed_paths(descriptor)}
+    assert files(read_changes(descriptor, io.BytesIO()).states) == {A}
+
+
+def test_modes_of_what_is_open_to_the_user_stay(upper, opened_by_user):
+    put(upper, A)
+    (upper / ROOT.lstrip("/") / "numba").chmod(0o555)
+    descriptor = opened_by_user()
+    assert measure_caches(descriptor) == len("text")
+    assert stat.S_IMODE(os.stat(f"{ROOT}/numba".lstrip("/"), dir_fd=descriptor).st_mode) == 0o555
+
+
+def test_a_link_in_the_place_of_a_folder_gives_no_modes_to_what_it_leads_to(upper, tmp_path):
+    (tmp_path / "secret").mkdir(mode=0)
+    (upper / "link").symlink_to(tmp_path / "secret")
+    descriptor = os.open(upper, os.O_RDONLY)
+    with pytest.raises(NotADirectoryError):
+        open_folder("link", descriptor)
+    os.close(descriptor)
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0
+
+
+@pytest.mark.parametrize(
+    "read_all",
+    [measure_caches, lambda upper: [*list_changed_paths(upper)], lambda upper: read_changes(upper, None)],
+    ids=["measure", "list", "read"],
+)
+def test_folders_that_are_nested_too_deeply_for_an_image_are_an_error(upper, read_all):
+    put(upper, A)
+    nest(upper / ROOT.lstrip("/"), DEEPEST)
+    descriptor = os.open(upper, os.O_RDONLY)
+    opened = [*Path("/proc/self/fd").iterdir()]
+    with pytest.raises(AuditError, match=r"the path '/var/cache/warm/a/.* has more than 256 levels"):
+        read_all(descriptor)
+    assert [*Path("/proc/self/fd").iterdir()] == opened
+    os.close(descriptor)
+
+
+def test_a_folder_that_is_removed_while_it_is_measured_counts_nothing(upper, monkeypatch):
+    put(upper, A, C)
+    descriptor = os.open(upper, os.O_RDONLY)
+    opening = overlay_changes.open_folder
+
+    def remove_first(name, parent):
+        if name == "triton":
+            (upper / C.lstrip("/")).unlink()
+            os.rmdir(name, dir_fd=parent)
+        return opening(name, parent)
+
+    monkeypatch.setattr(overlay_changes, "open_folder", remove_first)
+    assert measure_caches(descriptor) == len("text")
     os.close(descriptor)
