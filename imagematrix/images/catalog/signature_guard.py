@@ -15,6 +15,7 @@ from imagematrix.common.image_reference import (
     DOCKER_HUB,
     HUB_NAMES,
     Reference,
+    is_tag,
     names_registry,
     split_version,
 )
@@ -70,17 +71,17 @@ class Guard:
         versions = {labels.get_version(entry.tag) for entry in entries if entry.ours}
         for requirement in self._requirements if versions else ():
             prove_signature(self._source, self._name, digest, requirement)
-            self._require_tag(requirement, tag, versions)
+            self._require_name(requirement, tag, versions)
 
     def require_signed_variant(self, tag: str, named: image_index.IndexEntry) -> None:
         """Raise SignatureError unless the variant with a tag is signed, and has this tag."""
         for requirement in self._requirements:
             _find_signer(self._source, requirement, self._name, named.tag, named.digest)
-            self._require_tag(requirement, tag, {named.tag})
+            self._require_name(requirement, tag, {named.tag})
 
-    def _require_tag(self, requirement: Requirement, tag: str, tags: set[str]) -> None:
+    def _require_name(self, requirement: Requirement, tag: str, signed: set[str]) -> None:
         if not DIGEST.fullmatch(tag):  # a digest names its content, whatever its tags
-            _require_tag(requirement, self._name, tag, tags)
+            _require_tag(requirement, self._name, tag, signed)
 
 
 def get_identity(name: str) -> str:
@@ -227,10 +228,17 @@ def _get_requirements(policies: Iterable[SignaturePolicy], name: str) -> tuple[R
     return collect_requirements([policy.with_registry(registry) for policy in policies], repository)
 
 
-def _require_tag(requirement: Requirement, repository: str, tag: str, tags: set[str]) -> None:
-    if tags and tags != {tag} and tag not in requirement.aliases:
-        message = f"{repository}:{tag} is signed as {', '.join(sorted(tags))}"
-        raise SignatureError(message, remedy=f"if {tag} is an alias, add it to the aliases in the policy")
+def _require_tag(requirement: Requirement, repository: str, tag: str, signed: set[str]) -> None:
+    """Raise SignatureError if what states the tags `signed` may not have another; what states none may.
+
+    An alias stands for a version, and never for an image: its index decides which variant a node gets.
+    """
+    are_versions = all(is_tag(stated) and "-" not in stated for stated in signed)
+    is_alias = are_versions and tag in requirement.aliases
+    if signed and signed != {tag} and not is_alias:
+        message = f"{repository}:{tag} is signed as {', '.join(sorted(signed))}"
+        remedy = f"if {tag} is an alias, add it to the aliases in the policy" if are_versions else None
+        raise SignatureError(message, remedy=remedy)
 
 
 def _read_own_tags(

@@ -146,6 +146,22 @@ def test_moved_tags_are_refused(published, policy, sign, name):
     )
 
 
+def test_an_alias_stands_for_a_version_and_not_for_one_of_its_variants(published, policy, sign, name):
+    """Behind the alias, the registry would choose the variant of every node, whatever fits there."""
+    for signed in (None, *published.digests.values()):
+        sign(signed)
+    repository, file = published.repository, policy()
+    repository.tags["stable"] = repository.tags["v1"]
+    variant = open_catalog(f"{name}:stable", policy=file).variants[0]
+    assert require_signed(variant, file, version="stable") == variant.digest
+    repository.tags["stable"] = published.digests["cpu-v2"]
+    signed = tag_of(published, "cpu-v2")
+    assert refused(f"{name}:stable", policy=file) == f"{name}:stable is signed as {signed}"
+    with pytest.raises(SignatureError, match=f"stable is signed as {signed}") as caught:
+        require_signed(replace(variant, reference=f"{name}:stable", digest=repository.tags["stable"]), file)
+    assert caught.value.remedy is None, "as an alias it would not be accepted either"
+
+
 def test_index_sent_as_an_image_is_no_catalog(published, policy, sign, name):
     sign()
     repository, index = published.repository, published.repository.tags["v1"]

@@ -154,6 +154,20 @@ def test_signed_variant_is_not_a_version(node, published, signer, annotated):
         assert node.pull(wrong)[1].startswith(f"ml/training:{wrong} is signed as {tag}")
 
 
+def test_an_alias_stands_for_a_version_and_not_for_one_of_its_variants(front, published, signer, policy):
+    """The registry would choose the variant of every node, whatever fits there."""
+    repository = published.repository
+    for signed in (repository.tags["v1"], *published.digests.values()):
+        signer.sign(repository, signed, NAME)
+    repository.tags["stable"] = repository.tags["v1"]
+    assert front(policies=[policy()]).pull("stable") == published.digests["cpu-v3"]
+    repository.tags["stable"] = published.digests["sm90"]
+    status, message = front(policies=[policy()]).pull("stable")
+    assert status == 403
+    assert message.startswith("ml/training:stable is signed as v1-sm90-")
+    assert "alias" not in message, "as an alias it would not be accepted either"
+
+
 def test_signed_warm_image_is_not_a_version(node, published, signer):
     """It states no version, so an old one would pass as any new one; it has its own tags only."""
     repository = published.repository
