@@ -205,7 +205,8 @@ def find_signers(
     if catalog:
         tags = {labels.get_version(variant.reference.rpartition(":")[2]) for variant in catalog.variants}
     else:
-        tags = _read_own_tags(source, repository, manifest, labels.get_version(tag))
+        image = _find_attested(source, repository, manifest)
+        tags = _read_own_tags(source, repository, image, labels.get_version(tag))
     for requirement in required:
         _require_tag(requirement, repository, tag, tags)
     return keys
@@ -266,13 +267,23 @@ def _read_own_tags(
 def _find_image(source: ManifestSource, repository: str, digest: str) -> Manifest:
     """Return the manifest with a digest, or that of the image whose index with attestations has it."""
     manifest = source.find_manifest(repository, digest)
-    if manifest and (image := image_index.get_attested_digest(manifest, repository)):
-        manifest = source.find_manifest(repository, image)
     if manifest is None:
-        raise SignatureError(
-            f"{repository}@{digest} is not in its registry, so it is unknown what it is signed as"
-        )
-    return manifest
+        raise _make_missing_error(repository, digest)
+    return _find_attested(source, repository, manifest)
+
+
+def _find_attested(source: ManifestSource, repository: str, manifest: Manifest) -> Manifest:
+    """Return the manifest of the image in an index with attestations of it; any other manifest as it is."""
+    digest = image_index.get_attested_digest(manifest, repository)
+    image = source.find_manifest(repository, digest) if digest else manifest
+    if image is None:
+        raise _make_missing_error(repository, digest)
+    return image
+
+
+def _make_missing_error(repository: str, digest: str | None) -> SignatureError:
+    message = f"{repository}@{digest} is not in its registry, so it is unknown what it is signed as"
+    return SignatureError(message)
 
 
 def _find_signer(

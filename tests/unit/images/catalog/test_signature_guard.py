@@ -20,7 +20,7 @@ from imagematrix.images.catalog.sources import (
     require_signed_warm_image,
 )
 from imagematrix.images.catalog.warm_image import WarmMatch
-from imagematrix.images.oci.manifest import IMAGE, INDEX
+from imagematrix.images.oci.manifest import DOCKER_LIST, IMAGE, INDEX
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust import files
 from imagematrix.images.trust.files import list_policy_files
@@ -160,6 +160,21 @@ def test_an_alias_stands_for_a_version_and_not_for_one_of_its_variants(published
     with pytest.raises(SignatureError, match=f"stable is signed as {signed}") as caught:
         require_signed(replace(variant, reference=f"{name}:stable", digest=repository.tags["stable"]), file)
     assert caught.value.remedy is None, "as an alias it would not be accepted either"
+
+
+@pytest.mark.parametrize("sent_as", [INDEX, DOCKER_LIST, IMAGE, "application/json"])
+def test_a_signed_index_with_attestations_states_the_tag_of_its_image(published, policy, sign, name, sent_as):
+    """Whatever media type the registry sends: a signature does not cover that."""
+    repository, tag = published.repository, tag_of(published, "cpu-v2")
+    attested = repository.attest(tag, published.digests["cpu-v2"])
+    sign(attested)
+    repository.manifests[attested] = sent_as, repository.manifests[attested][1]
+    variant = next(one for one in open_catalog(f"{name}:v1").variants if one.reference.endswith(tag))
+    own = replace(variant, digest=attested)
+    assert require_signed(own, policy(), version="v1") == attested
+    moved = f"{name}:{tag.replace('v1', 'v2', 1)}"
+    with pytest.raises(SignatureError, match=f"^{moved} is signed as {tag}$"):
+        require_signed(replace(own, reference=moved), policy(), version="v2")
 
 
 def test_index_sent_as_an_image_is_no_catalog(published, policy, sign, name):

@@ -168,6 +168,24 @@ def test_an_alias_stands_for_a_version_and_not_for_one_of_its_variants(front, pu
     assert "alias" not in message, "as an alias it would not be accepted either"
 
 
+def test_a_signed_index_with_attestations_states_the_tag_of_its_image(front, published, signer, policy):
+    """The tag of an image that was built with attestations names this index, so it gets signed, too."""
+    repository = published.repository
+    (tag,) = (one for one in repository.tags if "cpu-v2" in one)
+    attested = repository.attest(tag, published.digests["cpu-v2"])
+    signer.sign(repository, attested, NAME)
+    node = front(policies=[policy()])
+    assert node.pull(tag) == attested
+    moved = tag.replace("v1", "v2", 1)
+    repository.tags["v2"] = repository.tags["stable"] = repository.tags[moved] = attested
+    for wrong in ("v2", "stable", moved):
+        assert node.pull(wrong)[1].startswith(f"ml/training:{wrong} is signed as {tag}")
+    del repository.manifests[published.digests["cpu-v2"]]
+    for wrong in (moved, tag):
+        status, message = front(policies=[policy()]).pull(wrong)
+        assert (status, message.endswith("so it is unknown what it is signed as")) == (403, True)
+
+
 def test_signed_warm_image_is_not_a_version(node, published, signer):
     """It states no version, so an old one would pass as any new one; it has its own tags only."""
     repository = published.repository
