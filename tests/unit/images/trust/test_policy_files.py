@@ -9,6 +9,7 @@ import pytest
 from signing import Signer
 
 from imagematrix.errors import UsageError
+from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.trust.files import read_trusted
 from imagematrix.images.trust.policy import SignaturePolicy
 
@@ -86,6 +87,41 @@ def test_a_rule_that_can_match_nothing_is_refused_by_its_place(policy, pattern):
         SignaturePolicy.load(policy(pattern))
 
 
-@pytest.mark.parametrize("pattern", ["*", "ml/*", "ml*", "*/training", "ml/a-*_b.c"])
+@pytest.mark.parametrize(
+    "pattern", ["registry.example/ml/*", "registry:5000/ml/*", "localhost/ml/*", "docker.io/*", "*.io/ml/*"]
+)
+def test_a_rule_with_a_registry_is_refused_as_repositories_have_none(policy, pattern):
+    """It would match nothing, and with `otherwise` as `allow` nothing would be required."""
+    with pytest.raises(UsageError, match=r"rules\[1\]: repository: '.*' begins with a registry"):
+        open_catalog("registry.example/ml/training:v1", policy=policy(pattern))
+
+
+@pytest.mark.parametrize(
+    "registry", ["https://registry.example", "registry.example/", "registry", "a b.c", 3]
+)
+def test_what_is_no_registry_is_refused(policy, registry):
+    """No signature would have this name."""
+    file = policy()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"registry": registry}))
+    with pytest.raises(UsageError, match=r"policy.json: registry: "):
+        SignaturePolicy.load(file)
+
+
+@pytest.mark.parametrize(
+    ("registry", "identity"),
+    [
+        ("docker.io", "index.docker.io/ml/a"),
+        ("registry-1.docker.io", "index.docker.io/ml/a"),
+        ("registry.example:5000/mirror", "registry.example:5000/mirror/ml/a"),
+        ("", "ml/a"),
+    ],
+)
+def test_signatures_name_the_registry_as_cosign_does(policy, registry, identity):
+    file = policy()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"registry": registry}))
+    assert SignaturePolicy.load(file).get_requirement("ml/a").identity == identity
+
+
+@pytest.mark.parametrize("pattern", ["*", "*/library/*", "ml/*", "ml*", "*/training", "ml/a-*_b.c"])
 def test_patterns(policy, pattern):
     assert SignaturePolicy.load(policy(pattern)).rules[1].repository == pattern
