@@ -7,7 +7,7 @@ from distribution import digest
 from images import Parts, tar
 from publishing import labels_of
 from resolving import Published, variant
-from signing import Signer
+from signing import ANNOTATION, Signer, attach
 
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.common.record import replace
@@ -115,6 +115,16 @@ def test_wrong_key_and_signature_of_another_digest_are_refused(published, policy
     sign(OTHER)
     repository.tags[f"{index.replace(':', '-')}.sig"] = repository.tags[f"{OTHER.replace(':', '-')}.sig"]
     assert refused(f"{name}:v1", policy=policy()).endswith(f"the signature is for {OTHER}")
+
+
+@pytest.mark.parametrize("changes", [{"digest": OTHER}, {"annotations": {ANNOTATION: "!"}}])
+def test_an_unreadable_signature_hides_no_valid_one(published, policy, signer, name, changes):
+    repository, index = published.repository, published.repository.tags["v1"]
+    good = signer.layer(repository, index, name)
+    attach(repository, index, [good | changes, good])
+    assert len(open_catalog(f"{name}:v1", policy=policy()).variants) == 2
+    attach(repository, index, [good | changes])
+    assert "has no valid signature: " in refused(f"{name}:v1", policy=policy())
 
 
 @pytest.mark.parametrize("restated", [True, False])

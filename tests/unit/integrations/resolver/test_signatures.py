@@ -280,7 +280,25 @@ def test_unreadable_signatures_are_ignored(front, published, policy, raw):
     )
     status, message = front(policies=[policy()]).pull("v1")
     assert status == 403
-    assert "cannot be read" in message or "the list is empty" in message
+    assert "cannot be read" in message or "has no valid signature" in message
+
+
+@pytest.mark.parametrize("changes", [{"digest": digest(b"lost")}, {"annotations": {ANNOTATION: "!"}}])
+def test_an_unreadable_signature_hides_no_valid_one(front, published, signer, policy, changes):
+    """A registry that collects garbage, or another tool's copy, may lose a payload."""
+    repository, index = published.repository, published.repository.tags["v1"]
+    good = signer.layer(repository, index, NAME)
+    attach(repository, index, [good | changes, good])
+    assert front(policies=[policy()]).pull("v1") == published.digests["cpu-v3"]
+    attach(repository, index, [good | changes])
+    assert front(policies=[policy()]).pull("v1")[0] == 403
+
+
+def test_a_list_without_signatures_is_told_from_a_damaged_one(front, published, policy):
+    index = published.repository.tags["v1"]
+    attach(published.repository, index, [{"mediaType": "x", "digest": digest(b"x"), "size": 1}])
+    message = "no entry is a signature as cosign 2 writes it"
+    assert front(policies=[policy()]).pull("v1")[1].endswith(message)
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[]", b'{"critical": 3}', b'{"critical": {}}'])
