@@ -12,8 +12,10 @@ from signing import ANNOTATION, Signer, attach
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, SignatureError, UnknownImageError, UsageError
+from imagematrix.images.catalog.signature_guard import require_variants
 from imagematrix.images.catalog.sources import (
     list_catalogs,
+    load_image_policies,
     open_catalog,
     open_stored_catalog,
     require_signed,
@@ -24,6 +26,7 @@ from imagematrix.images.oci.manifest import DOCKER_LIST, IMAGE, INDEX
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust import files
 from imagematrix.images.trust.files import list_policy_files
+from imagematrix.images.trust.signature import make_signature_tag
 
 OTHER = digest(b"another image")
 
@@ -278,6 +281,36 @@ def test_an_old_version_is_not_taken_for_a_new_one(policy, sign, name):
             require_signed(replace(first, **changes), file, version=version)
     for version in ("v1", "stable", None):
         assert require_signed(first, file, version=version) == first.digest
+
+
+def test_the_signed_index_of_a_version_is_read_once_for_all_of_its_variants(policy, sign, name, server):
+    """One is checked at each start of an image that an engine has, which may have all of them."""
+    sign()
+    catalog = open_catalog(f"{name}:v1")
+    requests = []
+    for variants in (catalog.variants[:1], catalog.variants):
+        server.requests.clear()
+        assert require_variants(variants, load_image_policies(policy()), "v1")
+        requests.append(sorted(request.path for request in server.requests))
+    own = [path for path in requests[1] if path not in requests[0]]
+    assert len(requests[1]) == len({*requests[1]}), "nothing is read twice"
+    assert {path.rpartition("/")[2] for path in own} == {
+        catalog.variants[1].digest,
+        make_signature_tag(catalog.variants[1].digest),
+    }
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b'{"manifests": 3}', b'{"manifests": []}', "changed"])
+def test_an_unsigned_variant_of_a_damaged_version_has_no_signature(published, policy, sign, name, raw):
+    """Whatever the registry has under the version: that it lists nothing is no other fault."""
+    sign()
+    repository = published.repository
+    if raw == "changed":
+        document = json.loads(repository.manifests[repository.tags["v1"]][1])
+        raw = json.dumps(document | {"manifests": document["manifests"][:1]}).encode()
+    repository.put("v1", raw, INDEX)
+    image = published.digests["cpu-v2"]
+    assert refused(f"{name}@{image}", policy=policy()) == f"{name}@{image} has no signature"
 
 
 @pytest.mark.parametrize("content", [OTHER, None])

@@ -254,6 +254,14 @@ def test_images_without_variants_need_their_own_signature(node, upstream, signer
     assert node.pull(digest(b"nothing"), "ml/tools")[0] == 404
 
 
+@pytest.mark.parametrize("config", [b"\0", b"[]", b""])
+def test_a_signed_artifact_is_answered_whatever_its_configuration_is(node, upstream, signer, config):
+    repository = upstream.repository("ml/tools")
+    image = repository.image("sif", None, config=config, kind="application/vnd.sylabs.sif.config.v1+json")
+    signer.sign(repository, image, "registry.example:5000/ml/tools")
+    assert node.pull("sif", "ml/tools") == image
+
+
 def test_policy_has_a_default_for_other_images(front, upstream, published, policy):
     other = upstream.repository("library/debian").image("trixie", {})
     status, message = front(policies=[policy()]).pull("trixie", "library/debian")
