@@ -60,12 +60,16 @@ class Key:
     def load(cls, path: Path) -> Key:
         """Return the key in a PEM file, as `cosign generate-key-pair` writes cosign.pub; raise UsageError."""
         try:
-            public = load_pem_public_key(read_trusted(path, KEY_LIMIT))
+            raw = read_trusted(path, KEY_LIMIT)
+            public = load_pem_public_key(raw)
         except (ValueError, UnsupportedAlgorithm) as error:
             raise UsageError(f"{path} is not a public key in PEM", remedy="such as cosign.pub") from error
         if not isinstance(public, EllipticCurvePublicKey):
             message = f"{path}: only ECDSA keys are supported"
             raise UsageError(message, remedy="`cosign generate-key-pair` makes one")
+        if raw.count(b"-----BEGIN ") > 1:  # all but the first would count for nothing
+            remedy = "give each a file of its own, and name the files in the policy"
+            raise UsageError(f"{path} has several keys", remedy=remedy)
         return cls(name=path.name, public=public)
 
     def verifies(self, payload: bytes, signature: bytes) -> bool:
