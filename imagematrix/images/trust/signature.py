@@ -102,7 +102,8 @@ def prove_signature(source: ManifestSource, repository: str, digest: str, requir
     tag = make_signature_tag(digest)
     manifest = source.find_manifest(repository, tag)
     if manifest is None:
-        remedy = f"sign it: cosign sign --key KEY {requirement.identity}@{digest}"
+        command = f"cosign sign --key KEY --tlog-upload=false {requirement.identity}@{digest}"
+        remedy = f"sign it with cosign 2: {command}"
         raise SignatureError(f"{repository}@{digest} has no signature", remedy=remedy)
     where = f"{repository}:{tag}"
     try:

@@ -54,7 +54,8 @@ def test_missing_signature_is_reported_in_answer_log_and_explain(node, published
     status, message = node.pull("v1")
     assert status == 403
     index = published.repository.tags["v1"]
-    assert f"ml/training@{index} has no signature; sign it: cosign sign --key KEY {NAME}@{index}" in message
+    command = f"cosign sign --key KEY --tlog-upload=false {NAME}@{index}"
+    assert f"ml/training@{index} has no signature; sign it with cosign 2: {command}" in message
     assert f"ml/training@{index} has no signature" in node.notes[-1]
     explained = node.get("/explain/ml/training:v1")
     assert (explained.status_code, "has no signature" in explained.text) == (403, True)
