@@ -122,7 +122,8 @@ def _parse_rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
         raise fields.fail("repository", message)
     if not is_repository(pattern.replace("*", "x")):  # as a rule, it would match nothing
         raise fields.fail("repository", f"{pattern!r} matches no repository, as ml/training and ml/* do")
-    keys = tuple(Key.load(folder / name) for name in fields.get_texts("keys"))
+    # Keys in several folders may have one name.
+    keys = tuple(replace(Key.load(folder / name), name=name) for name in fields.get_texts("keys"))
     if not keys:
         raise fields.fail("keys", "at least one file with a public key is needed")
     return SignatureRule(repository=pattern, keys=keys, aliases=frozenset(fields.get_texts("aliases")))

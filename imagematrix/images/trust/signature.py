@@ -51,7 +51,7 @@ class ManifestSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A public key, and the name of its file."""
+    """A public key, and its file as a policy names it."""
 
     name: str
     public: EllipticCurvePublicKey

@@ -127,6 +127,14 @@ def test_a_rule_that_can_match_nothing_is_refused_by_its_place(policy, pattern):
         SignaturePolicy.load(policy(pattern))
 
 
+def test_keys_of_one_name_are_told_by_their_folders(policy, tmp_path):
+    (tmp_path / "old").mkdir()
+    names = ["cosign.pub", Signer(tmp_path / "old").public.relative_to(tmp_path).as_posix()]
+    file = policy()
+    file.write_text(file.read_text().replace('["cosign.pub"]', json.dumps(names)))
+    assert [key.name for key in SignaturePolicy.load(file).get_requirement("ml/a").keys] == names
+
+
 def test_a_file_with_several_keys_is_refused(policy, tmp_path):
     """Only the first would count, also after a new key was added behind it."""
     key = tmp_path / "cosign.pub"
