@@ -16,6 +16,8 @@ from serving import Service
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+INDEX = "application/vnd.oci.image.index.v1+json"
+PLATFORM = {"architecture": "amd64", "os": "linux"}
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 RESOURCE = re.compile(r"/v2/(.+)/(manifests|blobs|tags|referrers)/(.*)")
 
@@ -85,7 +87,7 @@ class Repository:
         **platform,
     ):
         """Keep an image with labels, or with a `config` of other bytes; return its digest."""
-        platform = platform or {"architecture": "amd64", "os": "linux"}
+        platform = platform or PLATFORM
         raw = json.dumps({**platform, "config": {"Labels": labels}}).encode() if config is None else config
         self.blobs |= {digest(raw): raw, digest(layer): layer}
         document = {
@@ -95,6 +97,28 @@ class Repository:
             "layers": [{"mediaType": packed, "digest": digest(layer), "size": len(layer)}],
         } | ({"annotations": annotations} if annotations else {})
         return self.put(tag, json.dumps(document).encode(), MANIFEST)
+
+    def attest(self, tag, image, *others):
+        """Keep the index of an image with an attestation, as `docker buildx build --attest` makes it.
+
+        `others` are more entries. Returns the digest of the index.
+        """
+        attestation = self.image(None, {}, layer=b"attestation")
+        notes = {"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": image}
+        nowhere = {"os": "unknown", "architecture": "unknown"}
+        entries = [
+            {"mediaType": MANIFEST, "digest": image, "size": 1, "platform": PLATFORM},
+            {
+                "mediaType": MANIFEST,
+                "digest": attestation,
+                "size": 1,
+                "annotations": notes,
+                "platform": nowhere,
+            },
+            *others,
+        ]
+        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
+        return self.put(tag, json.dumps(document).encode(), INDEX)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from imagematrix.images.oci.manifest import INDEX, INDEXES, LIMIT, compute_diges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from imagematrix.build.publish.default_platform import PlatformDefault
     from imagematrix.build.stores.registry import VersionSurvey
@@ -84,7 +84,8 @@ def publish(
     Entries stay in an index, except, with `repair`, those whose images the registry lost: the manifest, or a
     blob, in which case the rest of the image is deleted so that builds make it again. The `aliases` are tags
     that are moved to the index; only they ever move. `versions` are those of the image that the matrix names.
-    `sign` signs the manifests with these digests: the index, and each variant and warm image in it.
+    `sign` signs the manifests with these digests: the index, each variant and warm image in it, and what the
+    tag of a variant names if that is an index of the variant with its attestations.
 
     Raises UnknownImageError if there is no variant, or if the registry lost one. Raises TagMovedError if two
     variants of one cell have different inputs and none is selected, if the version's tag has something else
@@ -113,7 +114,8 @@ def publish(
             # Before the tag: no node that requires signatures finds a version without them.
             digest = compute_digest(draft.raw)
             registry.push_manifest(digest, draft.raw, INDEX)
-            sign([digest, *draft.digests, *draft.warm])
+            digests = [variant.digest for variant in draft.variants]
+            sign([digest, *digests, *draft.warm, *_find_attested_indexes(registry, draft.variants)])
 
         # Another client may publish an older list of images at the same time, so the index counts as
         # published only after it was read back.
@@ -125,8 +127,8 @@ def publish(
                 continue  # another client published meanwhile, so the aliases may be outdated
             return Published(
                 digest=published.digest,
-                variants=len(draft.digests),
-                new=len({*draft.digests} - first),
+                variants=len(draft.variants),
+                new=len({variant.digest for variant in draft.variants} - first),
                 plain=tuple(_mark_zstd(registry, default) for default in draft.defaults),
                 dropped=tuple(sorted(dropped)),
                 stuck=tuple(sorted(stuck)),
@@ -149,12 +151,12 @@ def publish(
 class _IndexDraft:
     """An index that is not tagged yet, as `raw` bytes.
 
-    `digests` are those of its variants, `warm` those of its warm images; `defaults` answer plain pulls.
+    `warm` are the digests of its warm images; `defaults` answer plain pulls.
     `others` and `unneeded` are the tags of images that it leaves out, as in Published.
     """
 
     raw: bytes
-    digests: tuple[str, ...]
+    variants: tuple[IndexEntry, ...]
     warm: tuple[str, ...]
     defaults: list[PlatformDefault]
     others: list[str]
@@ -209,12 +211,27 @@ def _draft_index(
         raise UsageError(message, remedy=remedy)
     return _IndexDraft(
         raw=raw,
-        digests=tuple(variants),
+        variants=tuple(variants.values()),
         warm=tuple(digest for digest, entry in entries.items() if entry.warm),
         defaults=defaults,
         others=others,
         unneeded=[entry.tag for entry in unneeded],
     )
+
+
+def _find_attested_indexes(registry: Registry, variants: Iterable[IndexEntry]) -> list[str]:
+    """Return the digests of the indexes that the tags of `variants` name, each of a variant and attestations.
+
+    One that has anything else is none: engines could choose that by its platform, with the same signature.
+    """
+    found = []
+    for variant in variants:
+        if registry.digest(variant.tag) in (variant.digest, None):
+            continue
+        named = registry.find_manifest(variant.tag)
+        if named and image_index.has_only(named, variant.tag, variant.digest):
+            found.append(named.digest)
+    return found
 
 
 def _mark_zstd(registry: Registry, default: PlatformDefault) -> PlatformDefault:

@@ -32,7 +32,6 @@ from imagematrix.images.oci.manifest import (
 from imagematrix.images.trust.signature import (
     PAYLOAD,
     SIGNATURE,
-    TRIED,
     Requirement,
     make_signature_tag,
     prove_signature,
@@ -71,7 +70,7 @@ def sign_manifests(registry: Registry, key: SigningKey, digests: Iterable[str]) 
             payload = make_payload(name, digest)
             annotations = {SIGNATURE: _encode_base64(key.sign(payload))}
             descriptor = {**_push_blob(registry, payload, PAYLOAD), "annotations": annotations}
-            add_signatures(registry, digest, [descriptor])
+            add_signatures(registry, digest, [descriptor], first=True)
             return True
         return False
 
@@ -90,10 +89,12 @@ def is_signed(registry: Registry, digest: str) -> bool:
     return any(_read_artifact_type(manifest.raw) == BUNDLE for manifest in found)
 
 
-def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
-    """Put signatures, whose payloads the registry has, before those under the tag of a manifest.
+def add_signatures(
+    registry: Registry, digest: str, new: Iterable[Mapping[str, object]], *, first: bool
+) -> None:
+    """Put signatures, whose payloads the registry has, before or behind those under the tag of a manifest.
 
-    Only the first TRIED are verified.
+    Only the first TRIED are verified, so those that nobody has verified belong behind the others.
     """
     tag = make_signature_tag(digest)
     present = registry.find_manifest(tag)
@@ -103,10 +104,10 @@ def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, o
     )
     for layer in layers:
         layer.pop("platform", None)
-    added = [dict(layer) for layer in new]
-    if all(layer in layers[:TRIED] for layer in added):
+    added = [layer for layer in map(dict, new) if layer not in layers]
+    if not added:
         return
-    layers = added + [layer for layer in layers if layer not in added]
+    layers = added + layers if first else layers + added
     config = {
         "architecture": "",
         "os": "",

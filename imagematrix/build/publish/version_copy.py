@@ -22,7 +22,7 @@ from imagematrix.images.catalog.signature_guard import make_guard
 from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.oci.decompression import HashedStream
 from imagematrix.images.oci.manifest import INDEX, Descriptor, ImageIndex, ImageManifest, parse_manifest
-from imagematrix.images.trust.signature import make_signature_tag
+from imagematrix.images.trust.signature import TRIED, make_signature_tag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,14 +181,16 @@ class _VersionCopier:
         manifest = self._source.find_manifest(tag)
         document = parse_manifest(manifest.raw, tag, Descriptor) if manifest else None
         if isinstance(document, ImageManifest) and document.layers:
-            for layer in document.layers:
+            layers = document.layers[:TRIED]
+            for layer in layers:
                 self._copy_blob(layer)
             # The descriptors of signatures as `sign` writes them.
             signatures = [
                 {name: value for name, value in layer.to_json().items() if name != "platform"}
-                for layer in document.layers
+                for layer in layers
             ]
-            add_signatures(self._target, digest, signatures)
+            # Anybody may have put them there: those of the target are verified first.
+            add_signatures(self._target, digest, signatures, first=False)
         listed = (str(entry["digest"]) for entry in read_referrers_tag(self._source, digest))
         for name in self._source.list_referrers(digest) or listed:
             if referrer := self._source.find_manifest(name):

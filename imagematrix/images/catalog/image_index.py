@@ -126,10 +126,22 @@ def parse_index(raw: bytes, name: str) -> tuple[IndexEntry, ...]:
 
 
 def get_attested_digest(manifest: Manifest, name: str) -> str | None:
-    """Return the digest of the image in an index of one image with attestations of it; else None."""
-    entries = parse_index(manifest.raw, name) if manifest.media_type == INDEX else ()
+    """Return the digest of the image in an index of one image with attestations of it; else None.
+
+    The media type that its registry sent counts for nothing. Raises UsageError if it is damaged.
+    """
+    parsed = manifests.parse_manifest(manifest.raw, name, IndexEntry)
+    entries = parsed.entries if isinstance(parsed, ImageIndex) else ()
     images = {entry.attests for entry in entries if entry.attests}
     return images.pop() if len(images) == 1 else None
+
+
+def has_only(manifest: Manifest, name: str, digest: str) -> bool:
+    """Whether it is an index of the image with this digest and of attestations that no engine selects."""
+    if get_attested_digest(manifest, name) != digest:
+        return False
+    entries = parse_index(manifest.raw, name)
+    return all(entry.digest == digest or (entry.attests == digest and entry.hidden) for entry in entries)
 
 
 def read_published(manifest: Manifest | None, image: str, version: str) -> tuple[IndexEntry, ...]:

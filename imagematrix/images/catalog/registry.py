@@ -12,7 +12,7 @@ from imagematrix.errors import UnknownImageError
 from imagematrix.hardware.vendors.versions import make_natural_key
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.unlabelled_image import make_unlabelled_error
-from imagematrix.images.oci.manifest import CONFIG, INDEXES, Descriptor, ImageManifest, parse_manifest
+from imagematrix.images.oci.manifest import CONFIGS, INDEXES, Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 SHOWN = 10  # versions that an error lists
 REQUESTS = 8  # at the same time
-CONFIGS = (
-    CONFIG,
-    "application/vnd.docker.container.image.v1+json",
-)
 
 
 def load_catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:

@@ -9,19 +9,22 @@ version that somebody presents as a new one is recognised, in a registry as in a
 
 from __future__ import annotations
 
+import functools
+
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import (
     DIGEST,
     DOCKER_HUB,
     HUB_NAMES,
     Reference,
+    is_tag,
     names_registry,
     split_version,
 )
-from imagematrix.errors import SignatureError
+from imagematrix.errors import SignatureError, TagMovedError, UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.warm_image import make_warm_tag
-from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
+from imagematrix.images.oci.manifest import CONFIGS, Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import collect_requirements
 from imagematrix.images.trust.signature import prove_signature
@@ -70,17 +73,17 @@ class Guard:
         versions = {labels.get_version(entry.tag) for entry in entries if entry.ours}
         for requirement in self._requirements if versions else ():
             prove_signature(self._source, self._name, digest, requirement)
-            self._require_tag(requirement, tag, versions)
+            self._require_name(requirement, tag, versions)
 
     def require_signed_variant(self, tag: str, named: image_index.IndexEntry) -> None:
         """Raise SignatureError unless the variant with a tag is signed, and has this tag."""
         for requirement in self._requirements:
-            _find_signer(self._source, requirement, self._name, named.tag, named.digest)
-            self._require_tag(requirement, tag, {named.tag})
+            _KeyFinder(self._source, self._name, requirement).find_key(named.tag, named.digest)
+            self._require_name(requirement, tag, {named.tag})
 
-    def _require_tag(self, requirement: Requirement, tag: str, tags: set[str]) -> None:
+    def _require_name(self, requirement: Requirement, tag: str, signed: set[str]) -> None:
         if not DIGEST.fullmatch(tag):  # a digest names its content, whatever its tags
-            _require_tag(requirement, self._name, tag, tags)
+            _require_tag(requirement, self._name, tag, signed)
 
 
 def get_identity(name: str) -> str:
@@ -126,11 +129,12 @@ def require_variants(
         checked = True
         with Registry(name) as registry:
             source = RepositorySource(registry)
+            finders = [_KeyFinder(source, name, requirement) for requirement in required]
             for variant in members:
                 _, tag = split_version(variant.reference.partition("@")[0])
                 digest = get_signed_digest(variant)
-                for requirement in required:
-                    _find_signer(source, requirement, name, str(tag), digest)
+                for finder in finders:
+                    finder.find_key(str(tag), digest)
                 signed_tags = _read_own_tags(source, name, _find_image(source, name, digest))
                 signed_versions = {labels.get_version(signed_tag) for signed_tag in signed_tags}
                 for requirement in required:
@@ -155,7 +159,7 @@ def require_warm_image(warm_image: WarmImage, policies: Sequence[SignaturePolicy
     with Registry(name) as registry:
         source = RepositorySource(registry)
         for requirement in required:
-            _find_signer(source, requirement, name, str(tag), warm_image.digest)
+            _KeyFinder(source, name, requirement).find_key(str(tag), warm_image.digest)
         label = _read_warm_label(source, name, warm_image.digest)
     signed = label and (make_warm_tag(version, label.base, label.key), label.base, label.match)
     if signed != (tag, warm_image.base, warm_image.match):
@@ -198,13 +202,15 @@ def find_signers(
     tag, EngineError if `source` cannot be read.
     """
     digest = manifest.digest
-    keys = tuple(_find_signer(source, requirement, repository, tag, digest) for requirement in required)
+    finders = (_KeyFinder(source, repository, requirement) for requirement in required)
+    keys = tuple(finder.find_key(tag, digest) for finder in finders)
     if not required:
         return keys
     if catalog:
         tags = {labels.get_version(variant.reference.rpartition(":")[2]) for variant in catalog.variants}
     else:
-        tags = _read_own_tags(source, repository, manifest, labels.get_version(tag))
+        image = _find_attested(source, repository, manifest)
+        tags = _read_own_tags(source, repository, image, labels.get_version(tag))
     for requirement in required:
         _require_tag(requirement, repository, tag, tags)
     return keys
@@ -227,10 +233,17 @@ def _get_requirements(policies: Iterable[SignaturePolicy], name: str) -> tuple[R
     return collect_requirements([policy.with_registry(registry) for policy in policies], repository)
 
 
-def _require_tag(requirement: Requirement, repository: str, tag: str, tags: set[str]) -> None:
-    if tags and tags != {tag} and tag not in requirement.aliases:
-        message = f"{repository}:{tag} is signed as {', '.join(sorted(tags))}"
-        raise SignatureError(message, remedy=f"if {tag} is an alias, add it to the aliases in the policy")
+def _require_tag(requirement: Requirement, repository: str, tag: str, signed: set[str]) -> None:
+    """Raise SignatureError if what states the tags `signed` may not have another; what states none may.
+
+    An alias stands for a version, and never for an image: its index decides which variant a node gets.
+    """
+    are_versions = all(is_tag(stated) and "-" not in stated for stated in signed)
+    is_alias = are_versions and tag in requirement.aliases
+    if signed and signed != {tag} and not is_alias:
+        message = f"{repository}:{tag} is signed as {', '.join(sorted(signed))}"
+        remedy = f"if {tag} is an alias, add it to the aliases in the policy" if are_versions else None
+        raise SignatureError(message, remedy=remedy)
 
 
 def _read_own_tags(
@@ -243,12 +256,13 @@ def _read_own_tags(
     """
     parsed = parse_manifest(manifest.raw, repository, Descriptor)
     texts = parsed.annotations
-    if labels.VERSION not in texts and isinstance(parsed, ImageManifest) and parsed.config:
+    config = parsed.config if isinstance(parsed, ImageManifest) else None
+    if labels.VERSION not in texts and config and config.media_type in CONFIGS:
         # An engine with the classic image store writes no annotations, and a warm image has none.
-        raw = source.read_content(repository, parsed.config.digest)
-        config = json_documents.Fields(json_documents.parse_json(raw, repository), repository)
-        inherited = labels.has_inherited(config.data)
-        texts = {} if inherited else config.get_object_or_empty("config").get_text_map("Labels")
+        raw = source.read_content(repository, config.digest)
+        fields = json_documents.Fields(json_documents.parse_json(raw, repository), repository)
+        inherited = labels.has_inherited(fields.data)
+        texts = {} if inherited else fields.get_object_or_empty("config").get_text_map("Labels")
         if labels.VERSION not in texts and (label := labels.read_warm_label(raw, repository)):
             return {make_warm_tag(version, label.base, label.key)}
     parts = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
@@ -258,26 +272,59 @@ def _read_own_tags(
 def _find_image(source: ManifestSource, repository: str, digest: str) -> Manifest:
     """Return the manifest with a digest, or that of the image whose index with attestations has it."""
     manifest = source.find_manifest(repository, digest)
-    if manifest and (image := image_index.get_attested_digest(manifest, repository)):
-        manifest = source.find_manifest(repository, image)
     if manifest is None:
-        raise SignatureError(
-            f"{repository}@{digest} is not in its registry, so it is unknown what it is signed as"
-        )
-    return manifest
+        raise _make_missing_error(repository, digest)
+    return _find_attested(source, repository, manifest)
 
 
-def _find_signer(
-    source: ManifestSource, requirement: Requirement, repository: str, tag: str, digest: str
-) -> Key:
-    try:
-        return prove_signature(source, repository, digest, requirement)
-    except SignatureError:
-        # The signature of the version's index counts, if the image is in it as the variant with this tag.
-        version = labels.get_version(tag)
-        manifest = source.find_manifest(repository, version) if version != tag else None
-        index = image_index.find_index(manifest, f"{repository}:{version}")
-        catalog = index.make_catalog(repository, version) if index else None
-        if index is None or find_listed_digest(catalog, repository, tag) != digest:
-            raise
-        return prove_signature(source, repository, index.digest, requirement)
+def _find_attested(source: ManifestSource, repository: str, manifest: Manifest) -> Manifest:
+    """Return the manifest of the image in an index with attestations of it; any other manifest as it is."""
+    digest = image_index.get_attested_digest(manifest, repository)
+    image = source.find_manifest(repository, digest) if digest else manifest
+    if image is None:
+        raise _make_missing_error(repository, digest)
+    return image
+
+
+def _make_missing_error(repository: str, digest: str | None) -> SignatureError:
+    message = f"{repository}@{digest} is not in its registry, so it is unknown what it is signed as"
+    return SignatureError(message)
+
+
+class _KeyFinder:
+    """Finds the keys that have signed images of a repository, or else the indexes of their versions.
+
+    It reads and proves each index once, as a version may have many variants.
+    """
+
+    def __init__(self, source: ManifestSource, repository: str, requirement: Requirement) -> None:
+        self._source = source
+        self._repository = repository
+        self._requirement = requirement
+        self._find_index = functools.cache(self._read_version)
+        self._prove_index = functools.cache(self._prove)
+
+    def find_key(self, tag: str, digest: str) -> Key:
+        """Return the key for the image with a tag; raise SignatureError, EngineError if it cannot be read."""
+        try:
+            return self._prove(digest)
+        except SignatureError:
+            # The signature of the version's index counts, if the image is in it as the variant with this tag.
+            version = labels.get_version(tag)
+            index, catalog = self._find_index(version) if version != tag else (None, None)
+            if index is None or find_listed_digest(catalog, self._repository, tag) != digest:
+                raise
+            return self._prove_index(index)
+
+    def _prove(self, digest: str) -> Key:
+        return prove_signature(self._source, self._repository, digest, self._requirement)
+
+    def _read_version(self, version: str) -> tuple[str | None, Catalog | None]:
+        """Return the digest of a version's index, and its catalog; nothing if it is damaged."""
+        manifest = self._source.find_manifest(self._repository, version)
+        try:
+            index = image_index.find_index(manifest, f"{self._repository}:{version}")
+            catalog = index.make_catalog(self._repository, version) if index else None
+        except (TagMovedError, UsageError):
+            return None, None
+        return (index.digest, catalog) if index else (None, None)

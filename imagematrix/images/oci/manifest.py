@@ -20,6 +20,7 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
+CONFIGS = (CONFIG, "application/vnd.docker.container.image.v1+json")
 INDEXES = (INDEX, DOCKER_LIST)
 MANIFESTS = (*INDEXES, IMAGE, "application/vnd.docker.distribution.manifest.v2+json")
 LIMIT = 4 * 1024 * 1024  # bytes: registries have to accept manifests of this size, and few accept larger ones

@@ -3,10 +3,11 @@
 It loads nothing, because `select` calls it.
 """
 # os is imported faster than pathlib.
-# ruff: noqa: PTH100, PTH116, PTH120
+# ruff: noqa: PTH109, PTH114, PTH115, PTH116, PTH117, PTH118, PTH120
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SITE = "/etc/imagematrix/policy.json"
 VARIABLE = "IMAGEMATRIX_POLICY"
+LINKS = 40  # on the way to a file, as the kernel allows
 
 
 def list_policy_files(path: str | PathLike[str] | None = None) -> tuple[str, ...]:
@@ -54,7 +56,8 @@ def read_trusted(path: str | PathLike[str], limit: int) -> bytes:
             if not stat.S_ISREG(mode):
                 raise UsageError(f"{path} is not a regular file", remedy="copy its content to one")
             raw = file.read(limit + 1)
-        loose = path if mode & stat.S_IWOTH else next(filter(_may_be_replaced, _list_folders(path)), None)
+        folders = dict.fromkeys(_list_folders(os.fspath(path)))
+        loose = path if mode & stat.S_IWOTH else next(filter(_may_be_replaced, folders), None)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # a null character
@@ -71,12 +74,31 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _list_folders(path: str | PathLike[str]) -> Iterator[str]:
-    """Yield the folders on the way to a file, and to where it leads if it is a link."""
-    for way in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
-        while (folder := os.path.dirname(way)) != way:
-            yield folder
-            way = folder  # noqa: PLW2901
+def _list_folders(path: str) -> Iterator[str]:
+    """Yield the folders of all names on the way to a file, also on the ways that links on it lead.
+
+    Raises OSError if somebody changes the links so that they do not end.
+    """
+    names = _split_path(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
+    folder, links = "/", 0
+    while names:
+        yield folder
+        place = os.path.join(folder, name := names.pop(0))
+        if name == "..":
+            folder = os.path.dirname(folder)
+        elif not os.path.islink(place):
+            folder = place
+        elif links < LINKS:
+            links += 1
+            target = os.readlink(place)
+            names = _split_path(target) + names
+            folder = "/" if os.path.isabs(target) else folder
+        else:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _split_path(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
 
 
 def _may_be_replaced(folder: str) -> bool:

@@ -7,8 +7,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from imagematrix.common import json_documents
-from imagematrix.common.image_reference import is_repository
-from imagematrix.errors import SignatureError
+from imagematrix.common.image_reference import (
+    DOCKER_HUB,
+    HUB_NAMES,
+    Reference,
+    is_repository,
+    names_registry,
+)
+from imagematrix.errors import SignatureError, UsageError
 from imagematrix.images.trust.files import read_trusted
 from imagematrix.images.trust.signature import Key, Requirement
 
@@ -60,7 +66,7 @@ class SignaturePolicy:
         return cls(
             rules=tuple(_parse_rule(rule, path.parent) for rule in fields.list_objects("rules")),
             allows_others=otherwise == "allow",
-            registry=fields.get_text_or_none("registry") or "",
+            registry=_parse_registry(fields),
         )
 
     def with_registry(self, registry: str) -> SignaturePolicy:
@@ -94,12 +100,30 @@ def collect_requirements(policies: Iterable[SignaturePolicy], repository: str) -
     return tuple(requirement for requirement in required if requirement is not None)
 
 
+def _parse_registry(fields: json_documents.Fields) -> str:
+    """Return the registry that signatures name, "" if none is given; raise UsageError."""
+    registry = fields.get_text_or_none("registry") or ""
+    if registry in (DOCKER_HUB, *HUB_NAMES):
+        return HUB_NAMES[-1]  # as cosign names it
+    try:
+        is_valid = not registry or names_registry(Reference.parse(f"{registry}/repository").name)
+    except UsageError:
+        is_valid = False
+    if not is_valid:
+        raise fields.fail("registry", f"{registry!r} is not the name of one, as registry.example:5000 is")
+    return registry
+
+
 def _parse_rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
     _require_fields(fields, "repository", "keys", "aliases")
     pattern = fields.get_text("repository")
+    if names_registry(pattern):
+        message = f"{pattern!r} begins with a registry: name repositories without it, as ml/training and ml/*"
+        raise fields.fail("repository", message)
     if not is_repository(pattern.replace("*", "x")):  # as a rule, it would match nothing
         raise fields.fail("repository", f"{pattern!r} matches no repository, as ml/training and ml/* do")
-    keys = tuple(Key.load(folder / name) for name in fields.get_texts("keys"))
+    # Keys in several folders may have one name.
+    keys = tuple(replace(Key.load(folder / name), name=name) for name in fields.get_texts("keys"))
     if not keys:
         raise fields.fail("keys", "at least one file with a public key is needed")
     return SignatureRule(repository=pattern, keys=keys, aliases=frozenset(fields.get_texts("aliases")))

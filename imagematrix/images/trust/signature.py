@@ -25,7 +25,6 @@ from imagematrix.images.trust.files import read_trusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from imagematrix.images.oci.manifest import Manifest
@@ -52,7 +51,7 @@ class ManifestSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A public key, and the name of its file."""
+    """A public key, and its file as a policy names it."""
 
     name: str
     public: EllipticCurvePublicKey
@@ -61,12 +60,16 @@ class Key:
     def load(cls, path: Path) -> Key:
         """Return the key in a PEM file, as `cosign generate-key-pair` writes cosign.pub; raise UsageError."""
         try:
-            public = load_pem_public_key(read_trusted(path, KEY_LIMIT))
+            raw = read_trusted(path, KEY_LIMIT)
+            public = load_pem_public_key(raw)
         except (ValueError, UnsupportedAlgorithm) as error:
             raise UsageError(f"{path} is not a public key in PEM", remedy="such as cosign.pub") from error
         if not isinstance(public, EllipticCurvePublicKey):
             message = f"{path}: only ECDSA keys are supported"
             raise UsageError(message, remedy="`cosign generate-key-pair` makes one")
+        if raw.count(b"-----BEGIN ") > 1:  # all but the first would count for nothing
+            remedy = "give each a file of its own, and name the files in the policy"
+            raise UsageError(f"{path} has several keys", remedy=remedy)
         return cls(name=path.name, public=public)
 
     def verifies(self, payload: bytes, signature: bytes) -> bool:
@@ -99,24 +102,27 @@ def prove_signature(source: ManifestSource, repository: str, digest: str, requir
     tag = make_signature_tag(digest)
     manifest = source.find_manifest(repository, tag)
     if manifest is None:
-        remedy = f"sign it: cosign sign --key KEY {requirement.identity}@{digest}"
+        command = f"cosign sign --key KEY --tlog-upload=false {requirement.identity}@{digest}"
+        remedy = f"sign it with cosign 2: {command}"
         raise SignatureError(f"{repository}@{digest} has no signature", remedy=remedy)
     where = f"{repository}:{tag}"
-    faults: dict[str, None] = {}
     try:
-        for payload_digest, signature in _list_payloads(manifest, where):
-            payload = source.read_content(repository, payload_digest)
-            # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
-            try:
-                key = _find_signer(payload, signature, requirement.keys)
-                _require_names(payload, where, digest, requirement.identity)
-            except SignatureError as error:
-                faults[str(error)] = None
-            else:
-                return key
-    except (UsageError, UnknownImageError) as error:
+        signatures = _list_signatures(manifest, where)
+    except UsageError as error:
         raise SignatureError(f"the signatures of {repository}@{digest} cannot be read: {error}") from error
-    reason = "; ".join(faults) or "the list is empty"
+    faults: dict[str, None] = {}
+    for descriptor in signatures:
+        # One that is damaged, or whose payload is lost, hides no other.
+        try:
+            payload = source.read_content(repository, descriptor.digest)
+            # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
+            key = _find_key(payload, _decode_signature(descriptor), requirement.keys)
+            _require_names(payload, where, digest, requirement.identity)
+        except (SignatureError, UnknownImageError, UsageError) as error:
+            faults[str(error)] = None
+        else:
+            return key
+    reason = "; ".join(faults) or "no entry is a signature as cosign 2 writes it"
     raise SignatureError(f"{repository}@{digest} has no valid signature: {reason}")
 
 
@@ -130,21 +136,24 @@ def make_signature_tag(digest: str) -> str:
     return f"{digest.replace(':', '-')}.sig"
 
 
-def _list_payloads(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the digest of each payload with its signature."""
+def _list_signatures(manifest: Manifest, where: str) -> list[Descriptor]:
+    """Return the descriptors of payloads, with their signatures; raise UsageError if the list is damaged."""
     parsed = parse_manifest(manifest.raw, where, Descriptor)
     layers = (parsed.layers or ()) if isinstance(parsed, ImageManifest) else ()
-    for layer in layers[:TRIED]:
-        signature = layer.annotations.get(SIGNATURE)
-        if layer.media_type != PAYLOAD or signature is None:
-            continue
-        try:
-            yield layer.digest, base64.b64decode(signature, validate=True)
-        except ValueError as error:  # binascii's is one
-            raise UsageError(f"{where}: a signature is not in base64") from error
+    return [
+        layer for layer in layers[:TRIED] if layer.media_type == PAYLOAD and SIGNATURE in layer.annotations
+    ]
 
 
-def _find_signer(payload: bytes, signature: bytes, keys: tuple[Key, ...]) -> Key:
+def _decode_signature(descriptor: Descriptor) -> bytes:
+    """Return the signature of a payload; raise SignatureError if it is damaged."""
+    try:
+        return base64.b64decode(descriptor.annotations[SIGNATURE], validate=True)
+    except ValueError as error:  # binascii's is one
+        raise SignatureError("a signature is not in base64") from error
+
+
+def _find_key(payload: bytes, signature: bytes, keys: tuple[Key, ...]) -> Key:
     """Return the key that has signed a payload; raise SignatureError if none has."""
     for key in keys:
         if key.verifies(payload, signature):

@@ -34,6 +34,7 @@ SEALED = re.compile(
     re.DOTALL,
 )
 MEMORY = 1 << 28  # bytes for scrypt; cosign's keys take a quarter of it
+PASSES = 16  # of scrypt over its memory, one after the other; cosign's keys take one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +94,16 @@ def _decrypt_key(text: bytes, where: str, password: str | None) -> bytes:
     if kinds != ("scrypt", "nacl/secretbox"):
         raise UsageError(f"{where}: unknown encryption {' and '.join(kinds)}")
     cost = kdf.get_object_or_empty("params")
+    n, r, p = (cost.get_integer(name) for name in ("N", "r", "p"))
+    if min(n, r, p) < 1 or 128 * n * r > MEMORY or p > PASSES:
+        raise UsageError(f"{where}: scrypt's parameters N={n}, r={r}, p={p} take too much or are invalid")
     key = hashlib.scrypt(
         password.encode(),
         salt=base64.b64decode(kdf.get_text("salt")),
-        n=cost.get_integer("N"),
-        r=cost.get_integer("r"),
-        p=cost.get_integer("p"),
-        maxmem=MEMORY,
+        n=n,
+        r=r,
+        p=p,
+        maxmem=2 * MEMORY,
         dklen=SecretBox.KEY_SIZE,
     )
     nonce = base64.b64decode(cipher.get_text("nonce"))

@@ -98,16 +98,17 @@ def pull_unless_present(
     """Pull an image by digest unless the engine has it, and give it its name unless another image has that.
 
     `reference` is the name of a Launch: with a digest, the image of that digest is needed, else the image of
-    that name is. `digest` is the image's, None if its catalog has none: it is then pulled by its name. Raises
-    UnknownImageError if neither engine nor registry has the image, and EngineError if one of them cannot be
-    reached or the pull fails.
+    that name is. `digest` is the image's, None if its catalog has none: it is then pulled by `reference`.
+    Raises UnknownImageError if neither engine nor registry has the image, and EngineError if one of them
+    cannot be reached or the pull fails.
     """
     engine = transport.DockerPy(client) if client else None
-    name = reference.partition("@")[0]
+    name, _, named_digest = reference.partition("@")
     if name == reference and images.inspect_image(name, engine):
         return
     image, tag = split_version(name)
-    exact = f"{image}@{digest}" if digest else name
+    wanted = digest or named_digest
+    exact = f"{image}@{wanted}" if wanted else name
     if images.inspect_image(exact, engine) is None:
         require_unpackable(exact, engine)
         before_pull()

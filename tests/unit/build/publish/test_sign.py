@@ -6,13 +6,17 @@ import subprocess
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from distribution import MANIFEST
+from resolving import Front, SimulatedNode
 from signing import pem
 
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.publish.sign import is_signed, sign_manifests
+from imagematrix.common.record import replace
 from imagematrix.errors import SignatureError
-from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.catalog.sources import open_catalog, require_signed
 from imagematrix.images.oci.registry import Registry
+from imagematrix.images.trust.policy import SignaturePolicy
 from imagematrix.images.trust.signature import TRIED, Key, make_signature_tag
 from imagematrix.images.trust.signing_key import SigningKey
 
@@ -59,6 +63,43 @@ def test_published_version_and_its_variants_are_signed(registry, add_variant, im
             "it has a signature of its own"
         )
     assert done.digest == registry.digest("v1")
+
+
+def test_what_the_tag_of_an_attested_variant_names_is_signed(
+    server, registry, repository, add_variant, image, new_key, policy
+):
+    """An engine knows an image by the digest that its tag had, and a resolver is asked for the tag."""
+    variant = add_variant("a")
+    (tag,) = repository.tags
+    attested = repository.attest(tag, variant)
+    publish(registry, "v1", sign=by(registry, new_key()))
+    (catalog_variant,) = open_catalog(f"{image}:{tag}", policy=policy()).variants
+    for digest in (variant, attested):
+        own = replace(catalog_variant, digest=digest)
+        assert require_signed(own, policy(), version="v1") == digest
+    required = SignaturePolicy.load(policy()).with_registry(server.address)
+    front = Front(server.address, SimulatedNode("laptop"), policies=[required])
+    try:
+        assert front.pull(tag) == attested
+    finally:
+        front.close()
+
+
+@pytest.mark.parametrize("how", ["as another image", "as an attestation"])
+def test_an_index_that_has_more_than_a_variant_and_its_attestations_is_not_signed(
+    registry, repository, add_variant, new_key, how
+):
+    """Engines choose by platform, so one that somebody else's image is in could give them that."""
+    variant = add_variant("a")
+    (tag,) = repository.tags
+    evil = repository.image(None, {"by": "somebody"})
+    notes = {"vnd.docker.reference.digest": variant} if how == "as an attestation" else {}
+    platform = {"os": "linux", "architecture": "arm64"}
+    entry = {"mediaType": MANIFEST, "digest": evil, "size": 1, "annotations": notes, "platform": platform}
+    attested = repository.attest(tag, variant, entry)
+    publish(registry, "v1", sign=by(registry, new_key()))
+    assert is_signed(registry, variant)
+    assert not is_signed(registry, attested)
 
 
 @pytest.mark.parametrize("tells", [True, False])

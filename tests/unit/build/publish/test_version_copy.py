@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from distribution import MANIFEST, Server, digest
 from publishing import put_warm
-from signing import Signer, pem
+from signing import Signer, attach, pem
 
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.build.publish.sign import is_signed, sign_manifests
@@ -18,7 +18,7 @@ from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.manifest import INDEX
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import load_policies
-from imagematrix.images.trust.signature import Key
+from imagematrix.images.trust.signature import TRIED, Key, make_signature_tag
 from imagematrix.images.trust.signing_key import SigningKey
 
 
@@ -250,6 +250,29 @@ def test_copy_without_the_signature_that_a_policy_requires_gets_no_tag(
         registry, target, "v1", policies=required, sign=lambda all_: sign_manifests(target, key, all_)
     )
     assert open_catalog(f"{target.name}:v1", policy=tmp_path / "policy.json").variants
+
+
+def test_a_source_cannot_hide_the_signatures_of_the_target(
+    registry, repository, target, add_variant, key, policies, mirror, tmp_path
+):
+    """Only the first ones are verified, and anybody who can push to the source can put some there."""
+    add_variant("a")
+    index = publish(registry, "v1").digest
+    copy_version(registry, target, "v1", sign=lambda all_: sign_manifests(target, key, all_))
+    policies()
+    file = tmp_path / "policy.json"
+    assert open_catalog(f"{target.name}:v1", policy=file).variants
+    repository.blobs[digest(b"{}")] = b"{}"
+    evil = Signer(tmp_path, "evil")
+    attach(repository, index, [evil.sealed(repository, b"junk %d" % number) for number in range(TRIED + 1)])
+    copy_version(registry, target, "v1")
+    assert open_catalog(f"{target.name}:v1", policy=file).variants
+    (listed,) = (
+        json.loads(mirror.repository("ml/training").manifests[name][1])["layers"]
+        for tag, name in mirror.repository("ml/training").tags.items()
+        if tag == make_signature_tag(index)
+    )
+    assert len(listed) == 1 + TRIED, "more would never be verified"
 
 
 def test_signatures_of_others_in_the_target_stay(registry, target, add_variant, tmp_path, mirror, key):

@@ -7,23 +7,26 @@ from distribution import digest
 from images import Parts, tar
 from publishing import labels_of
 from resolving import Published, variant
-from signing import Signer
+from signing import ANNOTATION, Signer, attach
 
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, SignatureError, UnknownImageError, UsageError
+from imagematrix.images.catalog.signature_guard import require_variants
 from imagematrix.images.catalog.sources import (
     list_catalogs,
+    load_image_policies,
     open_catalog,
     open_stored_catalog,
     require_signed,
     require_signed_warm_image,
 )
 from imagematrix.images.catalog.warm_image import WarmMatch
-from imagematrix.images.oci.manifest import IMAGE, INDEX
+from imagematrix.images.oci.manifest import DOCKER_LIST, IMAGE, INDEX
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust import files
 from imagematrix.images.trust.files import list_policy_files
+from imagematrix.images.trust.signature import make_signature_tag
 
 OTHER = digest(b"another image")
 
@@ -117,6 +120,16 @@ def test_wrong_key_and_signature_of_another_digest_are_refused(published, policy
     assert refused(f"{name}:v1", policy=policy()).endswith(f"the signature is for {OTHER}")
 
 
+@pytest.mark.parametrize("changes", [{"digest": OTHER}, {"annotations": {ANNOTATION: "!"}}])
+def test_an_unreadable_signature_hides_no_valid_one(published, policy, signer, name, changes):
+    repository, index = published.repository, published.repository.tags["v1"]
+    good = signer.layer(repository, index, name)
+    attach(repository, index, [good | changes, good])
+    assert len(open_catalog(f"{name}:v1", policy=policy()).variants) == 2
+    attach(repository, index, [good | changes])
+    assert "has no valid signature: " in refused(f"{name}:v1", policy=policy())
+
+
 @pytest.mark.parametrize("restated", [True, False])
 def test_swapped_entry_is_refused(published, policy, sign, name, restated):
     """Whether or not the index states its own entries again: nobody but the key's owner can sign it."""
@@ -144,6 +157,37 @@ def test_moved_tags_are_refused(published, policy, sign, name):
         refused(f"{name}:{moved}", policy=file)
         == f"{name}:{moved} is signed as {tag_of(published, 'cpu-v2')}"
     )
+
+
+def test_an_alias_stands_for_a_version_and_not_for_one_of_its_variants(published, policy, sign, name):
+    """Behind the alias, the registry would choose the variant of every node, whatever fits there."""
+    for signed in (None, *published.digests.values()):
+        sign(signed)
+    repository, file = published.repository, policy()
+    repository.tags["stable"] = repository.tags["v1"]
+    variant = open_catalog(f"{name}:stable", policy=file).variants[0]
+    assert require_signed(variant, file, version="stable") == variant.digest
+    repository.tags["stable"] = published.digests["cpu-v2"]
+    signed = tag_of(published, "cpu-v2")
+    assert refused(f"{name}:stable", policy=file) == f"{name}:stable is signed as {signed}"
+    with pytest.raises(SignatureError, match=f"stable is signed as {signed}") as caught:
+        require_signed(replace(variant, reference=f"{name}:stable", digest=repository.tags["stable"]), file)
+    assert caught.value.remedy is None, "as an alias it would not be accepted either"
+
+
+@pytest.mark.parametrize("sent_as", [INDEX, DOCKER_LIST, IMAGE, "application/json"])
+def test_a_signed_index_with_attestations_states_the_tag_of_its_image(published, policy, sign, name, sent_as):
+    """Whatever media type the registry sends: a signature does not cover that."""
+    repository, tag = published.repository, tag_of(published, "cpu-v2")
+    attested = repository.attest(tag, published.digests["cpu-v2"])
+    sign(attested)
+    repository.manifests[attested] = sent_as, repository.manifests[attested][1]
+    variant = next(one for one in open_catalog(f"{name}:v1").variants if one.reference.endswith(tag))
+    own = replace(variant, digest=attested)
+    assert require_signed(own, policy(), version="v1") == attested
+    moved = f"{name}:{tag.replace('v1', 'v2', 1)}"
+    with pytest.raises(SignatureError, match=f"^{moved} is signed as {tag}$"):
+        require_signed(replace(own, reference=moved), policy(), version="v2")
 
 
 def test_index_sent_as_an_image_is_no_catalog(published, policy, sign, name):
@@ -239,6 +283,36 @@ def test_an_old_version_is_not_taken_for_a_new_one(policy, sign, name):
         assert require_signed(first, file, version=version) == first.digest
 
 
+def test_the_signed_index_of_a_version_is_read_once_for_all_of_its_variants(policy, sign, name, server):
+    """One is checked at each start of an image that an engine has, which may have all of them."""
+    sign()
+    catalog = open_catalog(f"{name}:v1")
+    requests = []
+    for variants in (catalog.variants[:1], catalog.variants):
+        server.requests.clear()
+        assert require_variants(variants, load_image_policies(policy()), "v1")
+        requests.append(sorted(request.path for request in server.requests))
+    own = [path for path in requests[1] if path not in requests[0]]
+    assert len(requests[1]) == len({*requests[1]}), "nothing is read twice"
+    assert {path.rpartition("/")[2] for path in own} == {
+        catalog.variants[1].digest,
+        make_signature_tag(catalog.variants[1].digest),
+    }
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b'{"manifests": 3}', b'{"manifests": []}', "changed"])
+def test_an_unsigned_variant_of_a_damaged_version_has_no_signature(published, policy, sign, name, raw):
+    """Whatever the registry has under the version: that it lists nothing is no other fault."""
+    sign()
+    repository = published.repository
+    if raw == "changed":
+        document = json.loads(repository.manifests[repository.tags["v1"]][1])
+        raw = json.dumps(document | {"manifests": document["manifests"][:1]}).encode()
+    repository.put("v1", raw, INDEX)
+    image = published.digests["cpu-v2"]
+    assert refused(f"{name}@{image}", policy=policy()) == f"{name}@{image} has no signature"
+
+
 @pytest.mark.parametrize("content", [OTHER, None])
 def test_an_image_that_was_built_on_a_variant_may_have_any_tag(published, policy, sign, name, content):
     """Without a digest of the content in its labels, it cannot be told from the variant."""
@@ -277,8 +351,8 @@ def test_both_the_site_and_the_user_have_to_be_satisfied(policy, sign, name, tmp
     policy("etc/policy.json", rules=rules)
     user = policy()
     sign()
-    assert refused(f"{name}:v1").endswith("it is not signed with other.pub"), "a user cannot relax it"
-    assert refused(f"{name}:v1", policy=user).endswith("it is not signed with other.pub")
+    assert refused(f"{name}:v1").endswith("it is not signed with ../other.pub"), "a user cannot relax it"
+    assert refused(f"{name}:v1", policy=user).endswith("it is not signed with ../other.pub")
     sign(by=other)
     assert open_catalog(f"{name}:v1").variants
     assert refused(f"{name}:v1", policy=user).endswith("it is not signed with cosign.pub")

@@ -235,8 +235,22 @@ def test_endless_pages_of_tags_are_rejected(server, registry, repository, monkey
     for number in range(5):
         repository.put(f"v{number}", RAW, INDEX)
     server.page = 1
-    with pytest.raises(EngineError, match="pages of tags"):
+    with pytest.raises(EngineError, match="lists more than 3 pages"):
         registry.list_tags()
+
+
+def test_pages_of_tags_have_a_size_together(server, registry, repository, monkeypatch):
+    """A page has a limit of its own, and many of them would take all memory."""
+    for number in range(8):
+        repository.put(f"v{number}", RAW, INDEX)
+    server.page = 2
+    monkeypatch.setattr("imagematrix.images.oci.registry.LISTED", 200)
+    assert len(registry.list_tags()) == 8
+    monkeypatch.setattr("imagematrix.images.oci.registry.LISTED", 100)
+    before = server.count("GET")
+    with pytest.raises(EngineError, match="MiB of tags"):
+        registry.list_tags()
+    assert server.count("GET") - before == 3, "no page is read after the one that is too much"
 
 
 def test_credentials_are_sent_after_a_challenge(server, registry, log_in):

@@ -9,6 +9,8 @@ import pytest
 from signing import Signer
 
 from imagematrix.errors import UsageError
+from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.trust import files
 from imagematrix.images.trust.files import read_trusted
 from imagematrix.images.trust.policy import SignaturePolicy
 
@@ -66,6 +68,45 @@ def test_what_everybody_can_replace_is_refused(policy, tmp_path, through_link):
     assert read_trusted(given, 1000)
 
 
+def find_refusal(policy):
+    """Return why a policy is refused, None if it is read: the catalog itself is in no file."""
+    with pytest.raises(UsageError) as caught:
+        open_catalog("./nowhere.json", policy=policy)
+    return caught.value if str(policy) in str(caught.value) else None
+
+
+@pytest.mark.parametrize("linked", ["file", "folder"])
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_link_that_everybody_can_replace_is_refused_wherever_it_is(
+    policy, tmp_path, monkeypatch, linked, relative
+):
+    """Between the way that is given and the file that it ends at, everybody could point it elsewhere."""
+    loose = tmp_path / "loose"
+    loose.mkdir(mode=0o700)
+    safe = policy()
+    target = safe if linked == "file" else safe.parent
+    (loose / "second").symlink_to(os.path.relpath(target, loose) if relative else target)
+    (tmp_path / "first").symlink_to("loose/second" if relative else loose / "second")
+    given = tmp_path / "first" if linked == "file" else tmp_path / "first" / "policy.json"
+    if relative:
+        monkeypatch.chdir(tmp_path)
+        given = f"loose/../{given.relative_to(tmp_path)}"
+    assert find_refusal(given) is None
+    loose.chmod(0o777)
+    assert find_refusal(given).remedy == f"`chmod o-w {loose}`"
+    loose.chmod(0o1777)
+    assert find_refusal(given) is None
+
+
+def test_links_that_lead_to_themselves_are_refused(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(UsageError, match="Too many levels of symbolic links"):
+        read_trusted(tmp_path / "a", 1000)
+    with pytest.raises(OSError, match="Too many levels"):
+        list(files._list_folders(str(tmp_path / "a")))
+
+
 def test_a_file_has_a_limit_and_a_path(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"x" * 1001)
@@ -86,6 +127,57 @@ def test_a_rule_that_can_match_nothing_is_refused_by_its_place(policy, pattern):
         SignaturePolicy.load(policy(pattern))
 
 
-@pytest.mark.parametrize("pattern", ["*", "ml/*", "ml*", "*/training", "ml/a-*_b.c"])
+def test_keys_of_one_name_are_told_by_their_folders(policy, tmp_path):
+    (tmp_path / "old").mkdir()
+    names = ["cosign.pub", Signer(tmp_path / "old").public.relative_to(tmp_path).as_posix()]
+    file = policy()
+    file.write_text(file.read_text().replace('["cosign.pub"]', json.dumps(names)))
+    assert [key.name for key in SignaturePolicy.load(file).get_requirement("ml/a").keys] == names
+
+
+def test_a_file_with_several_keys_is_refused(policy, tmp_path):
+    """Only the first would count, also after a new key was added behind it."""
+    key = tmp_path / "cosign.pub"
+    key.write_bytes(key.read_bytes() + Signer(tmp_path, "next").public.read_bytes())
+    with pytest.raises(UsageError, match=r"cosign\.pub has several keys"):
+        SignaturePolicy.load(policy())
+
+
+@pytest.mark.parametrize(
+    "pattern", ["registry.example/ml/*", "registry:5000/ml/*", "localhost/ml/*", "docker.io/*", "*.io/ml/*"]
+)
+def test_a_rule_with_a_registry_is_refused_as_repositories_have_none(policy, pattern):
+    """It would match nothing, and with `otherwise` as `allow` nothing would be required."""
+    with pytest.raises(UsageError, match=r"rules\[1\]: repository: '.*' begins with a registry"):
+        open_catalog("registry.example/ml/training:v1", policy=policy(pattern))
+
+
+@pytest.mark.parametrize(
+    "registry", ["https://registry.example", "registry.example/", "registry", "a b.c", 3]
+)
+def test_what_is_no_registry_is_refused(policy, registry):
+    """No signature would have this name."""
+    file = policy()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"registry": registry}))
+    with pytest.raises(UsageError, match=r"policy.json: registry: "):
+        SignaturePolicy.load(file)
+
+
+@pytest.mark.parametrize(
+    ("registry", "identity"),
+    [
+        ("docker.io", "index.docker.io/ml/a"),
+        ("registry-1.docker.io", "index.docker.io/ml/a"),
+        ("registry.example:5000/mirror", "registry.example:5000/mirror/ml/a"),
+        ("", "ml/a"),
+    ],
+)
+def test_signatures_name_the_registry_as_cosign_does(policy, registry, identity):
+    file = policy()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"registry": registry}))
+    assert SignaturePolicy.load(file).get_requirement("ml/a").identity == identity
+
+
+@pytest.mark.parametrize("pattern", ["*", "*/library/*", "ml/*", "ml*", "*/training", "ml/a-*_b.c"])
 def test_patterns(policy, pattern):
     assert SignaturePolicy.load(policy(pattern)).rules[1].repository == pattern

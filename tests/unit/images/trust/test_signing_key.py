@@ -86,7 +86,22 @@ SALT = {"salt": "AAAA", "name": "scrypt"}
         ("", None, "is not a private key in PEM"),
         (changed(kdf={"name": "argon2"}), "secret", "unknown encryption argon2 and nacl/secretbox"),
         (changed(kdf={}), "secret", "name"),
-        (changed(kdf={**SALT, "params": {"N": 1 << 40, "r": 8, "p": 1}}), "secret", "is not a private key"),
+        *(
+            (
+                changed(kdf={**SALT, "params": {"N": n, "r": r, "p": p}}),
+                "secret",
+                f"parameters N={n}, r={r}, p={p}",
+            )
+            for n, r, p in [
+                (1 << 40, 8, 1),
+                (1 << 70, 8, 1),
+                (-2, -8, 1),
+                (1 << 14, 0, 1),
+                (1 << 14, 8, 0),
+                (1 << 14, 8, 17),
+                (2, 1, 1 << 70),
+            ]
+        ),
         (changed(kdf={**SALT, "params": {"N": 3, "r": 8, "p": 1}}), "secret", "is not a private key"),
         (changed(ciphertext="AAAA"), "secret", "cannot be decrypted"),
         (changed(ciphertext="?"), "secret", "cannot be decrypted"),

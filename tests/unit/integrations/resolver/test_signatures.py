@@ -54,7 +54,8 @@ def test_missing_signature_is_reported_in_answer_log_and_explain(node, published
     status, message = node.pull("v1")
     assert status == 403
     index = published.repository.tags["v1"]
-    assert f"ml/training@{index} has no signature; sign it: cosign sign --key KEY {NAME}@{index}" in message
+    command = f"cosign sign --key KEY --tlog-upload=false {NAME}@{index}"
+    assert f"ml/training@{index} has no signature; sign it with cosign 2: {command}" in message
     assert f"ml/training@{index} has no signature" in node.notes[-1]
     explained = node.get("/explain/ml/training:v1")
     assert (explained.status_code, "has no signature" in explained.text) == (403, True)
@@ -154,6 +155,38 @@ def test_signed_variant_is_not_a_version(node, published, signer, annotated):
         assert node.pull(wrong)[1].startswith(f"ml/training:{wrong} is signed as {tag}")
 
 
+def test_an_alias_stands_for_a_version_and_not_for_one_of_its_variants(front, published, signer, policy):
+    """The registry would choose the variant of every node, whatever fits there."""
+    repository = published.repository
+    for signed in (repository.tags["v1"], *published.digests.values()):
+        signer.sign(repository, signed, NAME)
+    repository.tags["stable"] = repository.tags["v1"]
+    assert front(policies=[policy()]).pull("stable") == published.digests["cpu-v3"]
+    repository.tags["stable"] = published.digests["sm90"]
+    status, message = front(policies=[policy()]).pull("stable")
+    assert status == 403
+    assert message.startswith("ml/training:stable is signed as v1-sm90-")
+    assert "alias" not in message, "as an alias it would not be accepted either"
+
+
+def test_a_signed_index_with_attestations_states_the_tag_of_its_image(front, published, signer, policy):
+    """The tag of an image that was built with attestations names this index, so it gets signed, too."""
+    repository = published.repository
+    (tag,) = (one for one in repository.tags if "cpu-v2" in one)
+    attested = repository.attest(tag, published.digests["cpu-v2"])
+    signer.sign(repository, attested, NAME)
+    node = front(policies=[policy()])
+    assert node.pull(tag) == attested
+    moved = tag.replace("v1", "v2", 1)
+    repository.tags["v2"] = repository.tags["stable"] = repository.tags[moved] = attested
+    for wrong in ("v2", "stable", moved):
+        assert node.pull(wrong)[1].startswith(f"ml/training:{wrong} is signed as {tag}")
+    del repository.manifests[published.digests["cpu-v2"]]
+    for wrong in (moved, tag):
+        status, message = front(policies=[policy()]).pull(wrong)
+        assert (status, message.endswith("so it is unknown what it is signed as")) == (403, True)
+
+
 def test_signed_warm_image_is_not_a_version(node, published, signer):
     """It states no version, so an old one would pass as any new one; it has its own tags only."""
     repository = published.repository
@@ -222,6 +255,14 @@ def test_images_without_variants_need_their_own_signature(node, upstream, signer
     assert node.pull(digest(b"nothing"), "ml/tools")[0] == 404
 
 
+@pytest.mark.parametrize("config", [b"\0", b"[]", b""])
+def test_a_signed_artifact_is_answered_whatever_its_configuration_is(node, upstream, signer, config):
+    repository = upstream.repository("ml/tools")
+    image = repository.image("sif", None, config=config, kind="application/vnd.sylabs.sif.config.v1+json")
+    signer.sign(repository, image, "registry.example:5000/ml/tools")
+    assert node.pull("sif", "ml/tools") == image
+
+
 def test_policy_has_a_default_for_other_images(front, upstream, published, policy):
     other = upstream.repository("library/debian").image("trixie", {})
     status, message = front(policies=[policy()]).pull("trixie", "library/debian")
@@ -248,7 +289,25 @@ def test_unreadable_signatures_are_ignored(front, published, policy, raw):
     )
     status, message = front(policies=[policy()]).pull("v1")
     assert status == 403
-    assert "cannot be read" in message or "the list is empty" in message
+    assert "cannot be read" in message or "has no valid signature" in message
+
+
+@pytest.mark.parametrize("changes", [{"digest": digest(b"lost")}, {"annotations": {ANNOTATION: "!"}}])
+def test_an_unreadable_signature_hides_no_valid_one(front, published, signer, policy, changes):
+    """A registry that collects garbage, or another tool's copy, may lose a payload."""
+    repository, index = published.repository, published.repository.tags["v1"]
+    good = signer.layer(repository, index, NAME)
+    attach(repository, index, [good | changes, good])
+    assert front(policies=[policy()]).pull("v1") == published.digests["cpu-v3"]
+    attach(repository, index, [good | changes])
+    assert front(policies=[policy()]).pull("v1")[0] == 403
+
+
+def test_a_list_without_signatures_is_told_from_a_damaged_one(front, published, policy):
+    index = published.repository.tags["v1"]
+    attach(published.repository, index, [{"mediaType": "x", "digest": digest(b"x"), "size": 1}])
+    message = "no entry is a signature as cosign 2 writes it"
+    assert front(policies=[policy()]).pull("v1")[1].endswith(message)
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[]", b'{"critical": 3}', b'{"critical": {}}'])

@@ -118,6 +118,15 @@ def test_an_image_without_a_digest_in_its_catalog_is_pulled_by_its_name(selectio
     assert engine.done == [("pull", NAME)]
 
 
+@pytest.mark.parametrize("start", [pull, launch])
+def test_an_image_with_its_digest_only_in_its_name_is_pulled_by_it(selection, start):
+    """A signature is of the digest; what the registry has under the tag may be anything."""
+    engine = Engine(registry=[NAME, IMAGE])
+    with pytest.raises(UnknownImageError, match=f"cannot pull {IMAGE}@{DIGEST}"):
+        start(selection(f"{NAME}@{DIGEST}", None), client=engine)
+    assert engine.done == [("pull", f"{IMAGE}@{DIGEST}")]
+
+
 def test_an_image_that_nobody_has_is_unknown(selection):
     for reference in (NAME, "t:v1-x"):
         with pytest.raises(UnknownImageError, match=f"cannot pull {reference[:-5]}@{DIGEST}"):
