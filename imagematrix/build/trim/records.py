@@ -56,7 +56,10 @@ def update_record(text: str, find_hash: Callable[[str], str | None]) -> str:
 
 
 def require_small(size: int) -> None:
-    """Raise RecordError if a RECORD of so many bytes is not to be read: each takes much time and memory."""
+    """Raise RecordError if a wheel's RECORD of so many bytes is not to be read.
+
+    A byte of it takes much time and memory, and compressed it may be a thousand times smaller.
+    """
     if size > LIMIT:
         raise RecordError(f"its RECORD has {size} bytes, more than {LIMIT}")
 

@@ -220,7 +220,6 @@ def _update_record(
         return checksum
 
     try:
-        records.require_small(target.stat().st_size)
         before = target.read_bytes()
         text = before.decode("utf-8", "surrogateescape")
         after = records.update_record(text, find_hash).encode("utf-8", "surrogateescape")

@@ -12,7 +12,7 @@ import typer
 
 from imagematrix.cli.shared.options import HostFile, Json
 from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
-from imagematrix.common.text import format_count
+from imagematrix.common.text import format_count, quote_word
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -114,13 +114,15 @@ def _save_host(host: HostRecord, name: str) -> None:
         raise UsageError(
             "--save: the site's file names no folder", remedy="set hosts in /etc/imagematrix/site.toml"
         )
-    if not Path(folder).is_dir():  # made here, it would be hidden by what is mounted there later
+    # Made here, it would be hidden by what is mounted there later. pathlib raises for a broken mount.
+    if not os.path.isdir(folder):  # noqa: PTH112
         raise UsageError(f"{folder} is not there", remedy="mount it, or create it where all nodes find it")
     _write_file(Path(folder) / f"{name}.json", json_documents.dump_json(host.to_json()))
     try:
         prepare_folder(folder)
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}") from error
+        remedy = f"let its owner run `chmod 1777 {quote_word(error.filename)}`"
+        raise UsageError(f"{error.filename}: {error.strerror}", remedy=remedy) from error
 
 
 def _write_file(path: Path, text: str) -> None:

@@ -44,7 +44,7 @@ def prepare_folder(folder: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(steps)
     # Also of one that exists: a run that was killed has left it with the mode of an umask.
-    if stat.S_IMODE(os.stat(steps).st_mode) != OPEN:
+    if stat.S_IMODE(os.stat(steps).st_mode) & OPEN != OPEN:
         os.chmod(steps, OPEN)
 
 

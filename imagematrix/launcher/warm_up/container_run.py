@@ -56,18 +56,21 @@ class ContainerRuns:
         way: StartWay,
         read_line: Callable[[str], object],
         keep: Callable[[str], object] = lambda _: None,
+        proved: int = 0,
     ) -> EndedRun:
         """Start the command, and return what it did; `read_line` gets each line of its output.
 
         `keep` gets the id of the ended container before it is removed, unless its caches are too large to be
-        read. Raises what a launch does, and EngineError.
+        read. `proved` are the bytes of the layer whose proof this is, which do not count as written. Raises
+        what a launch does, and EngineError.
         """
+        most = self._start.warm_up.max_size + proved
         starter = _WarmStart(self._client, self._make_options(way), way.image)
         with convert_errors():
             container = self._start.make_session(way).run(starter).id or ""
         try:
             started = time.monotonic()
-            why = self._watch(container)
+            why = self._watch(container, most)
             seconds = time.monotonic() - started
             end_container(self._client, container)
             with convert_errors():
@@ -75,7 +78,7 @@ class ContainerRuns:
             written = self._list_written(container)
             with convert_errors():
                 variables = self._client.api.inspect_container(container)["Config"]["Env"] or ()
-            states = self._list_states(container)
+            states = self._list_states(container, most)
             is_read = states is not None
             run = EndedRun(
                 why=why if is_read else explain_size(self._start.warm_up),
@@ -116,8 +119,11 @@ class ContainerRuns:
             options["cpuset_cpus"] = ",".join(map(str, self._start.cpus))
         return {**options, "mounts": mounts}
 
-    def _watch(self, container: str) -> str | None:
-        """Wait for the end of a container; return why its program failed, None if it did not."""
+    def _watch(self, container: str, most: int) -> str | None:
+        """Wait for the end of a container; return why its program failed, None if it did not.
+
+        It fails with more than `most` bytes of caches.
+        """
         from requests.exceptions import ConnectionError as NoAnswerError
         from requests.exceptions import ReadTimeout
 
@@ -129,31 +135,31 @@ class ContainerRuns:
                     code = self._client.api.wait(container, timeout=math.ceil(min(pause, left)))["StatusCode"]
             except (ReadTimeout, NoAnswerError):  # it is running, or the engine is gone, which a look finds
                 before = time.monotonic()
-                if self._is_too_large(container):
+                if self._is_too_large(container, most):
                     return explain_size(warm_up)
                 pause = max(LOOK_S, LOOKS * (time.monotonic() - before))
             else:
                 return explain_code(code)
         return explain_timeout(warm_up)
 
-    def _is_too_large(self, container: str) -> bool:
-        """Whether the caches have more than the warm-up's `max_size`, of what the container has written.
+    def _is_too_large(self, container: str, most: int) -> bool:
+        """Whether the caches have more than `most` bytes, and the container has written its `max_size`.
 
         Where files go while they are counted, engines give up; then only a later look can tell.
         """
         try:
             if container_files.measure_written(self._client, container) <= self._start.warm_up.max_size:
                 return False
-            return self._list_states(container) is None
+            return self._list_states(container, most) is None
         except EngineUnreachableError:
             raise
         except EngineError:
             return False
 
-    def _list_states(self, container: str) -> dict[str, FileState] | None:
-        """Return the states of a container's caches, None if they have more than the warm-up's `max_size`."""
+    def _list_states(self, container: str, most: int) -> dict[str, FileState] | None:
+        """Return the states of a container's caches, None if they have more than `most` bytes."""
         try:
-            return list_caches(self._client, container, self._start.warm_up.max_size)
+            return list_caches(self._client, container, most)
         except TooLargeError:
             return None
 

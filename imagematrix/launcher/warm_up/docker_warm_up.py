@@ -42,6 +42,7 @@ class DockerWarmUp:
         self._client = client
         self._base = base
         self._runs = runs
+        self._proved: dict[str, int] = {}  # the bytes of the caches in each image for proofs
 
     def list_base_caches(self) -> dict[str, FileState]:
         """Return the states of the caches in the variant; see WarmUpEngine."""
@@ -62,7 +63,7 @@ class DockerWarmUp:
                 except NotFound:  # the container has no such folder
                     file.write(NO_FILES)
 
-        return self._runs.run(way, read_line, save_caches)
+        return self._runs.run(way, read_line, save_caches, self._proved.get(way.image or "", 0))
 
     @contextlib.contextmanager
     def make_proof_image(self, layer: Iterable[bytes]) -> Iterator[ProofImage]:
@@ -82,7 +83,9 @@ class DockerWarmUp:
                 stack.callback(remove_image, image, self._client)
             # As long as it has a container, `docker image prune` leaves an image without a name.
             keeper = stack.enter_context(self._open_container(image))
-            yield ProofImage(name=image, programs=programs, states=list_caches(self._client, keeper))
+            states = list_caches(self._client, keeper)
+            self._proved[image] = sum(state.size for state in states.values())
+            yield ProofImage(name=image, programs=programs, states=states)
 
     def can_see_compilers(self, image: ProofImage, way: StartWay) -> bool:
         """Whether stubs run and record when started in a way; see WarmUpEngine."""

@@ -151,13 +151,13 @@ def write_staged_layout(image: ProvedImage, tag: str, folder: Path) -> None:
 
 @contextlib.contextmanager
 def leave_on_error(image: ProvedImage, tag: str, on_left: Callable[[Path], object]) -> Iterator[None]:
-    """Write an image to a new folder where large files belong if the context raises an ImagematrixError.
+    """Write an image to a new folder where large files belong if the context fails.
 
     It took long to prove, and what fails in the context may work later. `on_left` gets the folder.
     """
     try:
         yield
-    except ImagematrixError:
+    except (ImagematrixError, OSError):
         with contextlib.suppress(OSError):  # the other error is the one to tell
             folder = Path(tempfile.mkdtemp(prefix="imagematrix-warm-", dir=get_disk_folder()))
             try:

@@ -119,7 +119,7 @@ class WarmUpEngine(Protocol):
 
 @contextlib.contextmanager
 def report_unwritten(folder: Path, elsewhere: str) -> Iterator[None]:
-    """Raise WarmUpError, with a remedy, in place of an OSError of a file in `folder`, or of a full disk.
+    """Raise WarmUpError in place of an OSError; with a remedy for a file in `folder`, or for a full disk.
 
     `elsewhere` says how to name another folder. Other errors, such as of what a program left, have nothing to
     do with the disk.
@@ -127,9 +127,10 @@ def report_unwritten(folder: Path, elsewhere: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        is_inside = error.filename is not None and Path(str(error.filename)).is_relative_to(folder)
+        paths = [Path(path) for path in (error.filename, error.filename2) if isinstance(path, str)]
+        is_inside = any(path.is_relative_to(folder) for path in paths)
         if not is_inside and error.errno not in UNWRITTEN:
-            raise
+            raise WarmUpError(f"the warm-up is not kept: {error}") from error
         message = f"the warm-up is not kept: cannot write to {folder}: {error.strerror or error}"
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = f"free disk space in {folder.parent}, or {elsewhere}" if is_full else elsewhere

@@ -412,14 +412,6 @@ def test_quoted_line_feed_is_part_of_a_name(tmp_path):
     assert path.read_bytes() == before + f"a.fatbin,{hashed(STAYING)},1\r\n".encode()
 
 
-def test_record_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("imagematrix.build.trim.records.LIMIT", 20)
-    put(tmp_path / "x" / "a.fatbin")
-    put(tmp_path / NAME, record({"x/a.fatbin": RAW}, NAME))
-    with pytest.raises(UsageError, match=r"its RECORD has \d+ bytes, more than 20"):
-        trim([tmp_path], HOPPER)
-
-
 def test_error_before_a_record_is_copied_is_the_reported_error(tmp_path, monkeypatch):
     put(tmp_path / "env" / "a.fatbin")
     put(tmp_path / "env" / "b.fatbin")

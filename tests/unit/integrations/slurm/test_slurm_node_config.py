@@ -373,6 +373,12 @@ def test_the_command_saves_the_host_where_the_site_says(node_config, folder, tmp
     code, _, error = node_config("--save")
     assert code == 2
     assert f"{tmp_path}/hosts is not there" in error
+    # As for a mount that is broken, the kernel has an error of its own for this.
+    (folder / "site.toml").write_text(f'hosts = "{tmp_path}/{"x" * 300}"\n')
+    code, _, error = node_config("--save")
+    assert code == 2
+    assert "is not there" in error
+    (folder / "site.toml").write_text(f'hosts = "{tmp_path}/hosts"\n')
     (tmp_path / "hosts").mkdir()
     assert node_config("--save")[0] == 0
     assert Host.load(tmp_path / "hosts/n1.json") == Host.load(profiles["genoa-h200"])

@@ -303,6 +303,14 @@ def test_preparing_makes_a_folder_for_all(tmp_path):
         prepare_folder(str(tmp_path / "absent"))
 
 
+def test_a_folder_for_all_is_left_as_it_is(tmp_path, monkeypatch):
+    """Only its owner may change its mode, and on a shared file system root may be nobody."""
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps").chmod(0o3777)
+    monkeypatch.setattr(os, "chmod", lambda *_: pytest.fail("the mode is changed"))
+    prepare_folder(str(tmp_path))
+
+
 def test_the_first_task_of_a_step_removes_old_files_of_its_user(folder, own, monkeypatch):
     steps = folder / "steps"
     second = steps / f"{os.geteuid()}.3"

@@ -77,7 +77,7 @@ def run(monkeypatch):
     Its second value are the containers whose caches were kept. What the engine measures is always too large.
     """
 
-    def call(api, max_size=4 * PIECE, error=None):
+    def call(api, max_size=4 * PIECE, error=None, proved=0):
         def start_container(_):
             if error:
                 raise error
@@ -94,7 +94,7 @@ def run(monkeypatch):
         )
         kept: list[str] = []
         client: Any = SimpleNamespace(api=api)
-        return ContainerRuns(client, start).run(StartWay(), lambda _: None, kept.append), kept
+        return ContainerRuns(client, start).run(StartWay(), lambda _: None, kept.append, proved), kept
 
     return call
 
@@ -110,7 +110,7 @@ def watch(monkeypatch):
         monkeypatch.setattr(container_files, "measure_written", measure)
         client: Any = SimpleNamespace(api=Api(looks=1))
         start: Any = SimpleNamespace(warm_up=WarmUp(command=("train",)))
-        return ContainerRuns(client, start)._watch("container")
+        return ContainerRuns(client, start)._watch("container", 0)
 
     return call
 
@@ -149,6 +149,14 @@ def test_of_larger_caches_nothing_more_is_read_or_kept(run, looks, sizes):
     assert (ended.is_read, ended.states, kept) == (False, {}, [])
     assert api.sent <= (1 + looks) * 2 * PIECE
     assert api.removed
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_the_layer_of_a_proof_does_not_count_as_written(run, looks):
+    ended, _ = run(Api(4 * PIECE, PIECE, looks=looks), proved=4 * PIECE)
+    assert (ended.why, ended.is_read, ended.size) == (None, True, 5 * PIECE)
+    ended, _ = run(Api(4 * PIECE, 5 * PIECE, looks=looks), proved=4 * PIECE)
+    assert not ended.is_read
 
 
 @pytest.mark.parametrize("read", [list_caches, read_record])

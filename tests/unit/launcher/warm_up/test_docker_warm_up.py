@@ -10,6 +10,7 @@ from requests import Response
 from requests.exceptions import ReadTimeout
 
 from imagematrix.errors import EngineError
+from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.warm_up.compilers import RECORD, TEST_CALL, ImagePrograms
 from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
 from imagematrix.launcher.warm_up.program_run import StartWay
@@ -27,14 +28,15 @@ def send(*pieces):
 class Engine:
     """An engine with its `images` and `containers`, by id; removing one of an image in `stuck` fails.
 
-    What is started there records `called`, and never ends.
+    What is started there records `called`, and never ends. With `cached`, its images have caches of a block.
     """
 
-    def __init__(self, stuck=(), called=""):
+    def __init__(self, stuck=(), called="", *, cached=False):
         self.images = [BASE]
         self.containers: dict[str, str] = {}
         self.stuck = stuck
         self.called = called
+        self.cached = cached
         self.api = self
 
     def create_container(self, image, **_):
@@ -49,6 +51,10 @@ class Engine:
         return send(END)
 
     def get_archive(self, _, path):
+        if path == ROOT and self.cached:
+            member = tarfile.TarInfo("warm/x")
+            member.size = tarfile.BLOCKSIZE
+            return send(member.tobuf(), bytes(tarfile.BLOCKSIZE), END), {}
         if path != RECORD:
             raise NotFound("no such file")
         member = tarfile.TarInfo("calls")
@@ -84,6 +90,17 @@ def test_the_image_of_a_proof_has_a_container_that_keeps_it_from_being_pruned():
         assert image.name == PROOF
         assert [*engine.containers.values()] == [PROOF]
     assert (engine.images, engine.containers) == ([BASE], {})
+
+
+def test_a_proof_says_how_large_what_it_proves_is():
+    engine: Any = Engine(cached=True)
+    sizes = []
+    runs: Any = SimpleNamespace(run=lambda *words: sizes.append(words[-1]))
+    warm = DockerWarmUp(engine, BASE, runs)
+    warm.run(StartWay(), print)
+    with warm.make_proof_image([END]) as image:
+        warm.run(StartWay(image=image.name), print)
+    assert sizes == [0, tarfile.BLOCKSIZE]
 
 
 @pytest.mark.parametrize("error", [EngineError, KeyboardInterrupt])

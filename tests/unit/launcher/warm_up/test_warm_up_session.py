@@ -260,9 +260,17 @@ def test_what_cannot_be_written_is_told_with_its_folder(tmp_path, number):
         PermissionError(errno.EACCES, "denied", "/opt/x"),
         OSError("400 of the engine"),
         ConnectionError("gone"),
+        OSError(errno.ESTALE, "stale handle", b"/opt/x"),
     ],
 )
-def test_what_does_not_come_of_the_disk_is_told_as_it_is(tmp_path, error):
-    with pytest.raises(type(error)) as raised, report_unwritten(tmp_path, "set TMPDIR"):
+def test_what_does_not_come_of_the_disk_has_no_remedy_for_it(tmp_path, error):
+    with pytest.raises(WarmUpError) as raised, report_unwritten(tmp_path, "set TMPDIR"):
         raise error
-    assert raised.value is error
+    assert str(raised.value) == f"the warm-up is not kept: {error}"
+    assert raised.value.remedy is None
+
+
+def test_a_copy_that_cannot_be_written_is_told_with_its_folder(tmp_path):
+    with pytest.raises(WarmUpError) as raised, report_unwritten(tmp_path, "set TMPDIR"):
+        raise OSError(errno.EACCES, "denied", "/elsewhere", None, str(tmp_path / "x"))
+    assert raised.value.remedy == "set TMPDIR"
