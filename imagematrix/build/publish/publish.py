@@ -229,7 +229,7 @@ def _find_attested_indexes(registry: Registry, variants: Iterable[IndexEntry]) -
         if registry.digest(variant.tag) in (variant.digest, None):
             continue
         named = registry.find_manifest(variant.tag)
-        if named and image_index.has_only(named, variant.tag, variant.digest):
+        if named and image_index.is_attested_image(named, variant.tag, variant.digest):
             found.append(named.digest)
     return found
 
