@@ -95,7 +95,14 @@ class Requirement:
 
 
 def prove_signature(source: ManifestSource, repository: str, digest: str, requirement: Requirement) -> Key:
-    """Return the key that has signed the manifest `digest` as `requirement` says.
+    """Return the key that has signed the manifest `digest`; raises what find_signature does."""
+    return find_signature(source, repository, digest, requirement)[0]
+
+
+def find_signature(
+    source: ManifestSource, repository: str, digest: str, requirement: Requirement
+) -> tuple[Key, Descriptor]:
+    """Return the first signature of the manifest `digest` as `requirement` says, and the key that made it.
 
     Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
     cannot be read.
@@ -126,7 +133,7 @@ def prove_signature(source: ManifestSource, repository: str, digest: str, requir
         except EngineError as error:
             unread = unread or error
         else:
-            return key
+            return key, descriptor
     if unread:  # it may be the valid one
         raise unread
     reason = "; ".join(faults) or "no entry is a signature as cosign 2 writes it"
