@@ -98,7 +98,7 @@ def test_an_index_that_has_more_than_a_variant_and_its_attestations_is_not_signe
     platform = {"os": "linux", "architecture": "arm64"}
     entry = {"mediaType": MANIFEST, "digest": evil, "size": 1, "annotations": notes, "platform": platform}
     attested = repository.attest(tag, variant, entry)
-    publish(registry, "v1", sign=by(registry, new_key()))
+    assert publish(registry, "v1", sign=by(registry, new_key())).unsigned == (tag,)
     assert is_signed(registry, variant)
     assert not is_signed(registry, attested)
 
@@ -135,7 +135,7 @@ def test_a_tag_that_leads_to_no_manifest_any_more_stays_unsigned(
     (tag,) = repository.tags
     publish(registry, "v1")
     repository.put(tag, raw, INDEX)
-    publish(registry, "v1", sign=by(registry, new_key()))
+    assert publish(registry, "v1", sign=by(registry, new_key())).unsigned == (tag,)
     assert is_signed(registry, variant)
     assert not is_signed(registry, repository.tags[tag])
 
