@@ -324,12 +324,19 @@ class _KeyFinder:
         """Return the key for the image with a tag; raise SignatureError, EngineError if it cannot be read."""
         try:
             return self._prove(digest)
-        except SignatureError:
+        except SignatureError as error:
             # The signature of the version's index counts, if the image is in it as the variant with this tag.
             version = labels.get_version(tag)
             index, catalog = self._find_index(version) if version != tag else (None, None)
-            if index is None or find_listed_digest(catalog, self._repository, tag) != digest:
+            listed = find_listed_digest(catalog, self._repository, tag)
+            if index is None or listed is None:
                 raise
+            if listed != digest:  # nobody should sign it who has not looked what else is in it
+                name = f"{self._requirement.identity}:{version}"
+                remedy = (
+                    f"`imagematrix publish {name} --sign KEY` signs it if it is {tag} with its attestations"
+                )
+                raise SignatureError(str(error), remedy=remedy) from error
             return self._prove_index(index)
 
     def _prove(self, digest: str) -> Key:

@@ -86,6 +86,22 @@ def test_what_the_tag_of_an_attested_variant_names_is_signed(
         front.close()
 
 
+def test_what_the_tag_of_an_attested_variant_names_is_to_be_signed_by_publish(
+    registry, repository, add_variant, image, new_key, policy
+):
+    """cosign would sign whatever the registry has there."""
+    variant = add_variant("a")
+    (tag,) = repository.tags
+    attested = repository.attest(tag, variant)
+    sign_manifests(registry, new_key(), [publish(registry, "v1").digest])
+    (catalog_variant,) = open_catalog(f"{image}:{tag}", policy=policy()).variants
+    assert require_signed(catalog_variant, policy(), version="v1") == variant
+    pulled_by_tag = replace(catalog_variant, digest=attested)
+    with pytest.raises(SignatureError, match="has no signature") as caught:
+        require_signed(pulled_by_tag, policy(), version="v1")
+    assert f"`imagematrix publish {image}:v1 --sign KEY` signs it" in caught.value.remedy
+
+
 @pytest.mark.parametrize("how", ["as another image", "as an attestation"])
 def test_an_index_that_has_more_than_a_variant_and_its_attestations_is_not_signed(
     registry, repository, add_variant, new_key, how
