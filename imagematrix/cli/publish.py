@@ -293,6 +293,11 @@ def print_published(name: str, published: Published) -> None:
             f"{name} was signed, and its new index is not: nodes that require a signature refuse it "
             f"until you publish it again with --sign KEY, or sign {published.digest} with cosign"
         )
+    for tag in published.unsigned:
+        print_info(
+            f"what {tag} names stays unsigned: it is not only the image with its attestations, so nodes that "
+            "require a signature refuse that tag"
+        )
     for tag in published.others:
         print_info(f"{tag} skipped: its cell is published with other inputs")
     for plain in published.plain:

@@ -36,7 +36,9 @@ class Published:
     that were removed from the index. `stuck` are the incomplete images among them that cannot be deleted, so
     builds still treat them as pushed. `others` are the tags of images that are left out because the version
     has another image for their cells, `unneeded` those of images that are left out because no host chooses
-    them. `lost_signature` is whether it has none, and the index in whose place it is has one.
+    them. `lost_signature` is whether it has none, and the index in whose place it is has one. `unsigned` are
+    the tags of variants that name something else than the variant, alone or with attestations, which is not
+    signed with the others.
     """
 
     digest: str
@@ -48,6 +50,7 @@ class Published:
     others: tuple[str, ...] = ()
     unneeded: tuple[str, ...] = ()
     lost_signature: bool = False
+    unsigned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def publish(
     first: frozenset[str] | None = None
     dropped: set[str] = set()
     stuck: set[str] = set()
+    unsigned: list[str] = []
     replaced: str | None = None  # the index that others have published
     for _ in range(TRIES):
         survey = survey_version(registry, version, complete)
@@ -115,7 +119,8 @@ def publish(
             digest = compute_digest(draft.raw)
             registry.push_manifest(digest, draft.raw, INDEX)
             digests = [variant.digest for variant in draft.variants]
-            sign([digest, *digests, *draft.warm, *_find_attested_indexes(registry, draft.variants)])
+            attested, unsigned = _find_attested_indexes(registry, draft.variants)
+            sign([digest, *digests, *draft.warm, *attested])
 
         # Another client may publish an older list of images at the same time, so the index counts as
         # published only after it was read back.
@@ -137,6 +142,7 @@ def publish(
                 lost_signature=replaced is not None
                 and is_signed(registry, replaced)
                 and not is_signed(registry, published.digest),
+                unsigned=tuple(sorted(unsigned)),
             )
         if registry.digest(version) == (published.digest if published else None):
             registry.push_manifest(version, draft.raw, INDEX)
@@ -219,19 +225,22 @@ def _draft_index(
     )
 
 
-def _find_attested_indexes(registry: Registry, variants: Iterable[IndexEntry]) -> list[str]:
-    """Return the digests of the indexes that the tags of `variants` name, each of a variant and attestations.
+def _find_attested_indexes(registry: Registry, variants: Iterable[IndexEntry]) -> tuple[list[str], list[str]]:
+    """Return the digests of the indexes that tags of `variants` name, each of a variant and attestations.
 
-    One that has anything else is none: engines could choose that by its platform, with the same signature.
+    Also returns the tags that name anything else: engines could choose that by its platform, with the same
+    signature.
     """
-    found = []
+    found, others = [], []
     for variant in variants:
         if registry.digest(variant.tag) in (variant.digest, None):
             continue
         named = registry.find_manifest(variant.tag)
-        if named and image_index.has_only(named, variant.tag, variant.digest):
+        if named and image_index.is_attested_image(named, variant.tag, variant.digest):
             found.append(named.digest)
-    return found
+        else:
+            others.append(variant.tag)
+    return found, others
 
 
 def _mark_zstd(registry: Registry, default: PlatformDefault) -> PlatformDefault:

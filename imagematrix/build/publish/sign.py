@@ -68,9 +68,15 @@ def sign_manifests(registry: Registry, key: SigningKey, digests: Iterable[str]) 
             # The tag last: once it is there, so is the bundle.
             _push_bundle(registry, digest, _make_bundle(key, digest))
             payload = make_payload(name, digest)
-            annotations = {SIGNATURE: _encode_base64(key.sign(payload))}
-            descriptor = {**_push_blob(registry, payload, PAYLOAD), "annotations": annotations}
-            add_signatures(registry, digest, [descriptor], first=True)
+            _push_blob(registry, payload, PAYLOAD)
+            signature = Descriptor(
+                digest=compute_digest(payload),
+                size=len(payload),
+                media_type=PAYLOAD,
+                annotations={SIGNATURE: _encode_base64(key.sign(payload))},
+                platform={},
+            )
+            add_signatures(registry, digest, [signature], first=True)
             return True
         return False
 
@@ -89,9 +95,7 @@ def is_signed(registry: Registry, digest: str) -> bool:
     return any(_read_artifact_type(manifest.raw) == BUNDLE for manifest in found)
 
 
-def add_signatures(
-    registry: Registry, digest: str, new: Iterable[Mapping[str, object]], *, first: bool
-) -> None:
+def add_signatures(registry: Registry, digest: str, new: Iterable[Descriptor], *, first: bool) -> None:
     """Put signatures, whose payloads the registry has, before or behind those under the tag of a manifest.
 
     Only the first TRIED are verified, so those that nobody has verified belong behind the others.
@@ -99,15 +103,12 @@ def add_signatures(
     tag = make_signature_tag(digest)
     present = registry.find_manifest(tag)
     document = parse_manifest(present.raw, tag, Descriptor) if present else None
-    layers = (
-        [layer.to_json() for layer in document.layers or ()] if isinstance(document, ImageManifest) else []
-    )
-    for layer in layers:
-        layer.pop("platform", None)
-    added = [layer for layer in map(dict, new) if layer not in layers]
-    if not added:
+    listed = [*map(_make_layer, document.layers or ())] if isinstance(document, ImageManifest) else []
+    added = [*map(_make_layer, new)]
+    before, behind = (added, listed) if first else (listed, added)
+    layers = before + [layer for layer in behind if layer not in before]
+    if layers == listed:
         return
-    layers = added + layers if first else layers + added
     config = {
         "architecture": "",
         "os": "",
@@ -115,6 +116,11 @@ def add_signatures(
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
     }
     registry.push_manifest(tag, *_make_manifest(_push_blob(registry, _encode_json(config), CONFIG), layers))
+
+
+def _make_layer(signature: Descriptor) -> dict[str, object]:
+    """Return a signature as cosign lists it."""
+    return {name: value for name, value in signature.to_json().items() if name != "platform"}
 
 
 def _make_bundle(key: SigningKey, digest: str) -> bytes:

@@ -13,6 +13,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import (
     EngineError,
     ImagematrixError,
+    SignatureError,
     TagMovedError,
     UnknownImageError,
     UsageError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.publish.publish import Published
     from imagematrix.images.catalog.image_index import IndexEntry
+    from imagematrix.images.catalog.signature_guard import Guard
     from imagematrix.images.oci.manifest import Manifest
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.policy import SignaturePolicy
@@ -76,12 +78,12 @@ def copy_version(
 
         def copy_and_sign(digests: Sequence[str]) -> None:
             for digest in digests:
-                copier.copy_signatures(digest)
+                copier.copy_signatures(digest, target_guard)
             if sign:
                 sign(digests)
             if target_guard and (index := target.find_manifest(digests[0])):
                 entries_there = image_index.parse_index(index.raw, version)
-                target_guard.require_signed_index(version, index.digest, entries_there)
+                _require_signed_copy(target_guard, version, index.digest, entries_there)
 
         selection = IndexSelection(
             tags=[entry.tag for entry in entries],
@@ -122,6 +124,15 @@ def _read_published(
         if (label := entry.read_warm_label())
     }
     return entries, warm_images
+
+
+def _require_signed_copy(guard: Guard, version: str, digest: str, entries: Sequence[IndexEntry]) -> None:
+    """Raise SignatureError unless the index of a copy is signed as its target requires."""
+    try:
+        guard.require_signed_index(version, digest, entries)
+    except SignatureError as error:
+        remedy = error.remedy or "signatures name their registry: sign the copy with `--sign KEY`"
+        raise SignatureError(str(error), remedy=remedy) from error
 
 
 def _copy_warm_images(
@@ -172,8 +183,10 @@ class _VersionCopier:
             self._push(tag, manifest)
         return present is None
 
-    def copy_signatures(self, digest: str) -> None:
+    def copy_signatures(self, digest: str, guard: Guard | None) -> None:
         """Copy the signatures of a manifest, in both forms that cosign reads, and what else refers to it.
+
+        Those that the target lacks for its `guard` get the first places, and the others the last ones.
 
         What is listed and gone is left out: no copy needs it, and no build brings it back.
         """
@@ -184,13 +197,10 @@ class _VersionCopier:
             layers = document.layers[:TRIED]
             for layer in layers:
                 self._copy_blob(layer)
-            # The descriptors of signatures as `sign` writes them.
-            signatures = [
-                {name: value for name, value in layer.to_json().items() if name != "platform"}
-                for layer in layers
-            ]
             # Anybody may have put them there: those of the target are verified first.
-            add_signatures(self._target, digest, signatures, first=False)
+            add_signatures(self._target, digest, layers, first=False)
+            if guard and (lacking := guard.list_lacking(digest, self._source)):
+                add_signatures(self._target, digest, lacking, first=True)
         listed = (str(entry["digest"]) for entry in read_referrers_tag(self._source, digest))
         for name in self._source.list_referrers(digest) or listed:
             if referrer := self._source.find_manifest(name):

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 IMAGES = tuple(kind for kind in MANIFESTS if kind not in INDEXES)
 UNKNOWN = "unknown"  # the OS and architecture of entries that no engine should select by platform
 
+# The fields of an index, of its entries and of their platforms. Engines take a field by its name in any case,
+# and the last of several: "Manifests" behind "manifests" is to them what the index has.
+FIELDS = (
+    {"schemaVersion", "mediaType", "manifests", "annotations"},
+    {"mediaType", "artifactType", "digest", "size", "annotations", "platform"},
+    {"os", "architecture", "variant"},
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexEntry(Descriptor):
@@ -136,12 +144,23 @@ def get_attested_digest(manifest: Manifest, name: str) -> str | None:
     return images.pop() if len(images) == 1 else None
 
 
-def has_only(manifest: Manifest, name: str, digest: str) -> bool:
-    """Whether it is an index of the image with this digest and of attestations that no engine selects."""
-    if get_attested_digest(manifest, name) != digest:
+def is_attested_image(manifest: Manifest, name: str, digest: str) -> bool:
+    """Whether it is an index of the image with this digest and of attestations that no engine selects.
+
+    One with a field that is not among FIELDS is none, and neither is anything damaged.
+    """
+    try:
+        index = manifests.parse_manifest(manifest.raw, name, IndexEntry)
+    except UsageError:
         return False
-    entries = parse_index(manifest.raw, name)
-    return all(entry.digest == digest or (entry.attests == digest and entry.hidden) for entry in entries)
+    return (
+        isinstance(index, ImageIndex)
+        and {entry.attests for entry in index.entries if entry.attests} == {digest}
+        and all(
+            entry.digest == digest or (entry.attests == digest and entry.hidden) for entry in index.entries
+        )
+        and _has_known_fields(manifest.raw)
+    )
 
 
 def read_published(manifest: Manifest | None, image: str, version: str) -> tuple[IndexEntry, ...]:
@@ -239,6 +258,18 @@ def _parse_image_index(raw: bytes, name: str) -> ImageIndex[IndexEntry]:
         remedy = "name a version such as v1, which is an index of variants"
         raise UsageError(f"{name} is a single image, not an index of variants", remedy=remedy)
     return index
+
+
+def _has_known_fields(raw: bytes) -> bool:
+    """Whether the index `raw`, which was parsed before, has the fields of FIELDS only."""
+    document = json.loads(raw)
+    entries = document["manifests"]
+    platforms = [entry.get("platform") or {} for entry in entries]
+    return all(
+        found.keys() <= fields
+        for fields, objects in zip(FIELDS, ([document], entries, platforms), strict=True)
+        for found in objects
+    )
 
 
 def _hash_entries(entries: Iterable[IndexEntry]) -> str:

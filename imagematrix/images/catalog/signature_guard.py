@@ -9,6 +9,7 @@ version that somebody presents as a new one is recognised, in a registry as in a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 from imagematrix.common import json_documents
@@ -27,7 +28,7 @@ from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.oci.manifest import CONFIGS, Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import collect_requirements
-from imagematrix.images.trust.signature import prove_signature
+from imagematrix.images.trust.signature import find_signature, prove_signature
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,6 +81,21 @@ class Guard:
         for requirement in self._requirements:
             _KeyFinder(self._source, self._name, requirement).find_key(named.tag, named.digest)
             self._require_name(requirement, tag, {named.tag})
+
+    def list_lacking(self, digest: str, other: Registry) -> list[Descriptor]:
+        """Return signatures of a manifest in another repository, for the requirements not met in this one.
+
+        Raises EngineError if a registry cannot be read.
+        """
+        found = []
+        for requirement in self._requirements:
+            try:
+                prove_signature(self._source, self._name, digest, requirement)
+            except SignatureError:
+                with contextlib.suppress(SignatureError):
+                    theirs = RepositorySource(other)
+                    found.append(find_signature(theirs, other.name, digest, requirement)[1])
+        return found
 
     def _require_name(self, requirement: Requirement, tag: str, signed: set[str]) -> None:
         if not DIGEST.fullmatch(tag):  # a digest names its content, whatever its tags
@@ -308,12 +324,19 @@ class _KeyFinder:
         """Return the key for the image with a tag; raise SignatureError, EngineError if it cannot be read."""
         try:
             return self._prove(digest)
-        except SignatureError:
+        except SignatureError as error:
             # The signature of the version's index counts, if the image is in it as the variant with this tag.
             version = labels.get_version(tag)
             index, catalog = self._find_index(version) if version != tag else (None, None)
-            if index is None or find_listed_digest(catalog, self._repository, tag) != digest:
+            listed = find_listed_digest(catalog, self._repository, tag)
+            if index is None or listed is None:
                 raise
+            if listed != digest:  # nobody should sign it who has not looked what else is in it
+                name = f"{self._requirement.identity}:{version}"
+                remedy = (
+                    f"`imagematrix publish {name} --sign KEY` signs it if it is {tag} with its attestations"
+                )
+                raise SignatureError(str(error), remedy=remedy) from error
             return self._prove_index(index)
 
     def _prove(self, digest: str) -> Key:

@@ -103,23 +103,23 @@ def collect_requirements(policies: Iterable[SignaturePolicy], repository: str) -
 def _parse_registry(fields: json_documents.Fields) -> str:
     """Return the registry that signatures name, "" if none is given; raise UsageError."""
     registry = fields.get_text_or_none("registry") or ""
-    if registry in (DOCKER_HUB, *HUB_NAMES):
-        return HUB_NAMES[-1]  # as cosign names it
+    host, slash, folder = registry.partition("/")
+    if host in (DOCKER_HUB, *HUB_NAMES):
+        host = HUB_NAMES[-1]  # as cosign names it
+    named = f"{host}{slash}{folder}"
     try:
-        is_valid = not registry or names_registry(Reference.parse(f"{registry}/repository").name)
+        is_valid = not registry or names_registry(Reference.parse(f"{named}/repository").name)
     except UsageError:
         is_valid = False
     if not is_valid:
         raise fields.fail("registry", f"{registry!r} is not the name of one, as registry.example:5000 is")
-    return registry
+    return named
 
 
 def _parse_rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
     _require_fields(fields, "repository", "keys", "aliases")
     pattern = fields.get_text("repository")
-    if names_registry(pattern):
-        message = f"{pattern!r} begins with a registry: name repositories without it, as ml/training and ml/*"
-        raise fields.fail("repository", message)
+    _require_no_registry(fields, pattern)
     if not is_repository(pattern.replace("*", "x")):  # as a rule, it would match nothing
         raise fields.fail("repository", f"{pattern!r} matches no repository, as ml/training and ml/* do")
     # Keys in several folders may have one name.
@@ -127,6 +127,19 @@ def _parse_rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
     if not keys:
         raise fields.fail("keys", "at least one file with a public key is needed")
     return SignatureRule(repository=pattern, keys=keys, aliases=frozenset(fields.get_texts("aliases")))
+
+
+def _require_no_registry(fields: json_documents.Fields, pattern: str) -> None:
+    """Raise UsageError if a pattern begins as a registry does: as a rule for that, it would match nothing."""
+    # `*` stands for slashes, too, so `registry.example*` is meant as `registry.example/*` is.
+    if not any(map(names_registry, (pattern, pattern.replace("*", "/", 1)))):
+        return
+    first, slash, rest = pattern.partition("/")
+    message = f"{pattern!r} begins with a registry: name repositories without it, as ml/training and ml/*"
+    if "." in first and ":" not in first:  # a repository may have dots there, too, but no colon
+        folder = f"{first.replace('.', '*')}{slash}{rest}"
+        message += f"; for repositories of such a name, as in a mirror, write {folder!r}"
+    raise fields.fail("repository", message)
 
 
 def _require_fields(fields: json_documents.Fields, *names: str) -> None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from imagematrix.common import json_documents
-from imagematrix.errors import SignatureError, UnknownImageError, UsageError
+from imagematrix.errors import EngineError, SignatureError, UnknownImageError, UsageError
 from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.trust.files import read_trusted
 
@@ -35,6 +35,7 @@ TYPE = "cosign container image signature"  # the type in a payload
 TAG = re.compile(r"sha256-[0-9a-f]{64}\.sig")
 TRIED = 32  # signatures to verify for an image; a registry may list any number
 KEY_LIMIT = 64 * 1024  # bytes of a file with a key
+PAYLOAD_LIMIT = 64 * 1024  # bytes; one has some 300
 
 
 class ManifestSource(Protocol):
@@ -94,7 +95,14 @@ class Requirement:
 
 
 def prove_signature(source: ManifestSource, repository: str, digest: str, requirement: Requirement) -> Key:
-    """Return the key that has signed the manifest `digest` as `requirement` says.
+    """Return the key that has signed the manifest `digest`; raises what find_signature does."""
+    return find_signature(source, repository, digest, requirement)[0]
+
+
+def find_signature(
+    source: ManifestSource, repository: str, digest: str, requirement: Requirement
+) -> tuple[Key, Descriptor]:
+    """Return the first signature of the manifest `digest` as `requirement` says, and the key that made it.
 
     Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
     cannot be read.
@@ -111,17 +119,23 @@ def prove_signature(source: ManifestSource, repository: str, digest: str, requir
     except UsageError as error:
         raise SignatureError(f"the signatures of {repository}@{digest} cannot be read: {error}") from error
     faults: dict[str, None] = {}
+    unread: EngineError | None = None
     for descriptor in signatures:
-        # One that is damaged, or whose payload is lost, hides no other.
+        # One that is damaged, too large, lost or cannot be read hides no other. A descriptor that is none of
+        # OCI is no signature: it makes the list a damaged one.
         try:
-            payload = source.read_content(repository, descriptor.digest)
+            payload = _read_payload(source, repository, descriptor)
             # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
             key = _find_key(payload, _decode_signature(descriptor), requirement.keys)
             _require_names(payload, where, digest, requirement.identity)
         except (SignatureError, UnknownImageError, UsageError) as error:
             faults[str(error)] = None
+        except EngineError as error:
+            unread = unread or error
         else:
-            return key
+            return key, descriptor
+    if unread:  # it may be the valid one
+        raise unread
     reason = "; ".join(faults) or "no entry is a signature as cosign 2 writes it"
     raise SignatureError(f"{repository}@{digest} has no valid signature: {reason}")
 
@@ -143,6 +157,13 @@ def _list_signatures(manifest: Manifest, where: str) -> list[Descriptor]:
     return [
         layer for layer in layers[:TRIED] if layer.media_type == PAYLOAD and SIGNATURE in layer.annotations
     ]
+
+
+def _read_payload(source: ManifestSource, repository: str, descriptor: Descriptor) -> bytes:
+    """Return a payload; raise SignatureError if it is too large for one, else what `source` does."""
+    if descriptor.size > PAYLOAD_LIMIT:
+        raise SignatureError(f"a payload has more than {PAYLOAD_LIMIT // 1024} KiB")
+    return source.read_content(repository, descriptor.digest)
 
 
 def _decode_signature(descriptor: Descriptor) -> bytes:

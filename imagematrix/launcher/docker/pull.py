@@ -113,5 +113,5 @@ def pull_unless_present(
         require_unpackable(exact, engine)
         before_pull()
         pull_into_engine(exact, platform=platform, on_progress=on_progress, client=client)
-    if exact != name and images.inspect_image(name, engine) is None:
-        images.tag_image(exact, image, str(tag), client)
+    if tag and exact != name and images.inspect_image(name, engine) is None:
+        images.tag_image(exact, image, tag, client)

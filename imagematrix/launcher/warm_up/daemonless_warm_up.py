@@ -311,7 +311,7 @@ class _Watch:
                 yield piece
             now = time.monotonic()
             if self.why is None and now >= min(deadline, look):
-                self.why = explain_timeout(self._warm_up) if now >= deadline else self.find_excess()
+                self.why = explain_timeout(self._warm_up) if now >= deadline else self._look()
                 if self.why:
                     self._container.end()
                 look = now + max(LOOK_S, LOOKS * (time.monotonic() - now))
@@ -321,6 +321,13 @@ class _Watch:
         with _open_upper(self._container) as upper:
             size = 0 if upper is None else measure_caches(upper)
         return explain_size(self._warm_up) if size > self._warm_up.max_size else None
+
+    def _look(self) -> str | None:
+        """Return what find_excess does of a program that runs; None if it took a mode away meanwhile."""
+        try:
+            return self.find_excess()
+        except PermissionError:  # the next look may see all, and the one after its end does
+            return None
 
 
 def _read_written(container: WatchedContainer, caches: Path | None) -> tuple[FolderChanges, list[str]]:

@@ -81,8 +81,11 @@ def read_changes(upper: int, copy: IO[bytes] | None) -> FolderChanges:
 
 
 def list_changed_paths(upper: int) -> Iterator[str]:
-    """Yield the absolute path of everything that was written, in any order; raises what read_changes does."""
-    for path, _, entries in _walk(upper, ""):
+    """Yield the absolute path of everything that was written, in any order; raises OSError.
+
+    What is in a folder that is nested more deeply than an image can have one is not named; the folder is.
+    """
+    for path, _, entries in _walk(upper, "", is_cut=True):
         for name, status in entries.items():
             if not _is_whiteout(status):
                 yield f"{path}/{name}"
@@ -146,11 +149,13 @@ def _open_caches(root: int) -> Iterator[tuple[int | None, FolderChanges]]:
         os.close(root)
 
 
-def _walk(root: int, path: str) -> Iterator[tuple[str, int, dict[str, os.stat_result]]]:
+def _walk(
+    root: int, path: str, *, is_cut: bool = False
+) -> Iterator[tuple[str, int, dict[str, os.stat_result]]]:
     """Yield each folder from `root` on, whose path is given: its path, a descriptor, what is in it by name.
 
-    A folder comes before those in it. What a program that runs removes meanwhile is left out. Raises
-    AuditError for a folder that is nested more deeply than an image can have one.
+    A folder comes before those in it. What a program that runs removes meanwhile is left out. A folder that
+    is nested more deeply than an image can have one is left out with `is_cut`; else it raises AuditError.
     """
     top = path.count("/")
     left = [path]
@@ -159,6 +164,8 @@ def _walk(root: int, path: str) -> Iterator[tuple[str, int, dict[str, os.stat_re
         while left:
             path = left.pop()
             level = path.count("/")
+            if level > DEEPEST and is_cut:
+                continue
             if level > DEEPEST:
                 message = f"the path {path[:80]!r}… has more than {DEEPEST} levels"
                 raise AuditError(message, remedy="let the program nest its folders less deeply")

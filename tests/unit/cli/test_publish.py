@@ -7,7 +7,7 @@ import json
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from distribution import digest
+from distribution import MANIFEST, digest
 
 from imagematrix.build.executor.compiler import Compilers
 from imagematrix.build.plan.protocols import StoredVariant
@@ -452,7 +452,8 @@ def test_publish_signs_with_a_key(cli, image, repository, labels_of, tmp_path, m
         private.private_bytes(*form, serialization.BestAvailableEncryption(b"secret"))
     )
     own = labels_of("cpu-znver4")
-    repository.image(labels.make_tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT]), own)
+    tag = labels.make_tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])
+    variant = repository.image(tag, own)
     monkeypatch.delenv("COSIGN_PASSWORD", raising=False)
     refused = cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem")
     assert (refused.code, "v1" in repository.tags) == (2, False)
@@ -462,4 +463,8 @@ def test_publish_signs_with_a_key(cli, image, repository, labels_of, tmp_path, m
     assert "signed with key.pem: 2 manifests" in signed.err
     assert signed.out == f"{image}:v1@{repository.tags['v1']}\n"
     assert repository.tags[f"{repository.tags['v1'].replace(':', '-')}.sig"]
-    assert "signed with" not in cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem").err
+    assert "signed" not in cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem").err
+    somebodys = repository.image(None, {"by": "somebody"})
+    repository.attest(tag, variant, {"mediaType": MANIFEST, "digest": somebodys, "size": 1})
+    left = cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem")
+    assert f"what {tag} names stays unsigned" in left.err

@@ -15,6 +15,7 @@ from imagematrix.build.publish.sign import is_signed, sign_manifests
 from imagematrix.common.record import replace
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog.sources import open_catalog, require_signed
+from imagematrix.images.oci.manifest import INDEX
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import SignaturePolicy
 from imagematrix.images.trust.signature import TRIED, Key, make_signature_tag
@@ -85,6 +86,22 @@ def test_what_the_tag_of_an_attested_variant_names_is_signed(
         front.close()
 
 
+def test_what_the_tag_of_an_attested_variant_names_is_to_be_signed_by_publish(
+    registry, repository, add_variant, image, new_key, policy
+):
+    """cosign would sign whatever the registry has there."""
+    variant = add_variant("a")
+    (tag,) = repository.tags
+    attested = repository.attest(tag, variant)
+    sign_manifests(registry, new_key(), [publish(registry, "v1").digest])
+    (catalog_variant,) = open_catalog(f"{image}:{tag}", policy=policy()).variants
+    assert require_signed(catalog_variant, policy(), version="v1") == variant
+    pulled_by_tag = replace(catalog_variant, digest=attested)
+    with pytest.raises(SignatureError, match="has no signature") as caught:
+        require_signed(pulled_by_tag, policy(), version="v1")
+    assert f"`imagematrix publish {image}:v1 --sign KEY` signs it" in caught.value.remedy
+
+
 @pytest.mark.parametrize("how", ["as another image", "as an attestation"])
 def test_an_index_that_has_more_than_a_variant_and_its_attestations_is_not_signed(
     registry, repository, add_variant, new_key, how
@@ -97,9 +114,46 @@ def test_an_index_that_has_more_than_a_variant_and_its_attestations_is_not_signe
     platform = {"os": "linux", "architecture": "arm64"}
     entry = {"mediaType": MANIFEST, "digest": evil, "size": 1, "annotations": notes, "platform": platform}
     attested = repository.attest(tag, variant, entry)
-    publish(registry, "v1", sign=by(registry, new_key()))
+    assert publish(registry, "v1", sign=by(registry, new_key())).unsigned == (tag,)
     assert is_signed(registry, variant)
     assert not is_signed(registry, attested)
+
+
+@pytest.mark.parametrize("name", ["Manifests", "manife\u017fts", "Digest", "Platform", "OS"])
+def test_an_index_that_engines_read_as_another_one_is_not_signed(
+    registry, repository, add_variant, new_key, name
+):
+    """They take fields whatever the case of their names, and the last one of several."""
+    variant = add_variant("a")
+    (tag,) = repository.tags
+    evil = repository.image(None, {"by": "somebody"})
+    platform = {"os": "linux", "architecture": "arm64"}
+    _, raw = repository.manifests[repository.attest(tag, variant)]
+    document = json.loads(raw)
+    entry = document["manifests"][1]
+    place, value = {
+        "Digest": (entry, evil),
+        "Platform": (entry, platform),
+        "OS": (entry["platform"], "linux"),
+    }.get(name, (document, [{"mediaType": MANIFEST, "digest": evil, "size": 1, "platform": platform}]))
+    place[name] = value
+    changed = repository.put(tag, json.dumps(document).encode(), INDEX)
+    publish(registry, "v1", sign=by(registry, new_key()))
+    assert is_signed(registry, variant)
+    assert not is_signed(registry, changed)
+
+
+@pytest.mark.parametrize("raw", [b"garbage", b'{"manifests": 3}'])
+def test_a_tag_that_leads_to_no_manifest_any_more_stays_unsigned(
+    registry, repository, add_variant, new_key, raw
+):
+    variant = add_variant("a")
+    (tag,) = repository.tags
+    publish(registry, "v1")
+    repository.put(tag, raw, INDEX)
+    assert publish(registry, "v1", sign=by(registry, new_key())).unsigned == (tag,)
+    assert is_signed(registry, variant)
+    assert not is_signed(registry, repository.tags[tag])
 
 
 @pytest.mark.parametrize("tells", [True, False])

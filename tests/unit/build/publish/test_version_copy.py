@@ -243,8 +243,9 @@ def test_copy_without_the_signature_that_a_policy_requires_gets_no_tag(
     assert not mirror.repository("ml/training").tags
     sign_manifests(registry, key, [registry.digest("v1")])
     # A signature has the name of the registry: it is none for the mirror's.
-    with pytest.raises(SignatureError, match=f"not of {target.name}"):
+    with pytest.raises(SignatureError, match=f"not of {target.name}") as caught:
         copy_version(registry, target, "v1", policies=required)
+    assert caught.value.remedy == "signatures name their registry: sign the copy with `--sign KEY`"
     assert "v1" not in mirror.repository("ml/training").tags
     copy_version(
         registry, target, "v1", policies=required, sign=lambda all_: sign_manifests(target, key, all_)
@@ -273,6 +274,28 @@ def test_a_source_cannot_hide_the_signatures_of_the_target(
         if tag == make_signature_tag(index)
     )
     assert len(listed) == 1 + TRIED, "more would never be verified"
+
+
+def test_a_copy_made_while_the_source_had_others_signatures_only_gets_the_valid_one(
+    registry, repository, target, add_variant, key, policies, server, mirror, tmp_path
+):
+    """Behind the others it would never be verified."""
+    add_variant("a")
+    index = publish(registry, "v1").digest
+    repository.blobs[digest(b"{}")] = b"{}"
+    evil = Signer(tmp_path, "evil")
+    attach(repository, index, [evil.sealed(repository, b"junk %d" % number) for number in range(TRIED)])
+    copy_version(registry, target, "v1")
+    del repository.tags[make_signature_tag(index)]
+    sign_manifests(registry, key, [index])
+    copy_version(registry, target, "v1")  # without a policy it comes last
+    required = policies(server.address)
+    copied = mirror.repository("ml/training")
+    for _ in range(2):
+        copy_version(registry, target, "v1", policies=required)
+        assert open_catalog(f"{target.name}:v1", policy=tmp_path / "policy.json").variants
+        _, raw = copied.manifests[copied.tags[make_signature_tag(index)]]
+        assert len(json.loads(raw)["layers"]) == TRIED + 1, "it is there once"
 
 
 def test_signatures_of_others_in_the_target_stay(registry, target, add_variant, tmp_path, mirror, key):

@@ -130,6 +130,28 @@ def test_an_unreadable_signature_hides_no_valid_one(published, policy, signer, n
     assert "has no valid signature: " in refused(f"{name}:v1", policy=policy())
 
 
+def test_a_payload_with_other_bytes_than_its_digest_says_hides_no_valid_signature(
+    published, policy, signer, name
+):
+    repository, index = published.repository, published.repository.tags["v1"]
+    good, wrong = signer.layer(repository, index, name), signer.sealed(repository, b"payload")
+    repository.blobs[wrong["digest"]] = b"other"
+    attach(repository, index, [wrong, good])
+    assert len(open_catalog(f"{name}:v1", policy=policy()).variants) == 2
+    attach(repository, index, [wrong])
+    with pytest.raises(EngineError, match="does not match"):  # what it should have been is unknown
+        open_catalog(f"{name}:v1", policy=policy())
+
+
+def test_a_payload_that_is_too_large_for_one_hides_no_valid_signature(published, policy, signer, name):
+    repository, index = published.repository, published.repository.tags["v1"]
+    good, large = signer.layer(repository, index, name), signer.sealed(repository, b" " * (64 * 1024 + 1))
+    attach(repository, index, [large, good])
+    assert len(open_catalog(f"{name}:v1", policy=policy()).variants) == 2
+    attach(repository, index, [large])
+    assert refused(f"{name}:v1", policy=policy()).endswith("a payload has more than 64 KiB")
+
+
 @pytest.mark.parametrize("restated", [True, False])
 def test_swapped_entry_is_refused(published, policy, sign, name, restated):
     """Whether or not the index states its own entries again: nobody but the key's owner can sign it."""

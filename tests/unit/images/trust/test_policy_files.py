@@ -144,12 +144,36 @@ def test_a_file_with_several_keys_is_refused(policy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["registry.example/ml/*", "registry:5000/ml/*", "localhost/ml/*", "docker.io/*", "*.io/ml/*"]
+    "pattern",
+    [
+        "registry.example/ml/*",
+        "registry:5000/ml/*",
+        "localhost/ml/*",
+        "docker.io/*",
+        "*.io/ml/*",
+        "registry.example*",
+        "docker.io*",
+        "localhost*",
+    ],
 )
 def test_a_rule_with_a_registry_is_refused_as_repositories_have_none(policy, pattern):
     """It would match nothing, and with `otherwise` as `allow` nothing would be required."""
     with pytest.raises(UsageError, match=r"rules\[1\]: repository: '.*' begins with a registry"):
         open_catalog("registry.example/ml/training:v1", policy=policy(pattern))
+
+
+@pytest.mark.parametrize("repository", ["nvcr.io/nvidia/cuda", "my.old.team/training", "v2.1-tools"])
+def test_a_folder_that_looks_like_a_registry_has_a_pattern_that_the_message_gives(policy, repository):
+    with pytest.raises(UsageError, match="for repositories of such a name") as caught:
+        SignaturePolicy.load(policy(f"{repository}*"))
+    pattern = str(caught.value).split("'")[-2]
+    assert SignaturePolicy.load(policy(pattern)).get_requirement(repository).identity == repository
+
+
+@pytest.mark.parametrize("pattern", ["registry.example:5000/*", "localhost/*"])
+def test_no_pattern_is_given_for_what_no_repository_is_named(policy, pattern):
+    with pytest.raises(UsageError, match=r"as ml/training and ml/\*$"):
+        SignaturePolicy.load(policy(pattern))
 
 
 @pytest.mark.parametrize(
@@ -168,6 +192,7 @@ def test_what_is_no_registry_is_refused(policy, registry):
     [
         ("docker.io", "index.docker.io/ml/a"),
         ("registry-1.docker.io", "index.docker.io/ml/a"),
+        ("docker.io/mirror", "index.docker.io/mirror/ml/a"),
         ("registry.example:5000/mirror", "registry.example:5000/mirror/ml/a"),
         ("", "ml/a"),
     ],
@@ -178,6 +203,8 @@ def test_signatures_name_the_registry_as_cosign_does(policy, registry, identity)
     assert SignaturePolicy.load(file).get_requirement("ml/a").identity == identity
 
 
-@pytest.mark.parametrize("pattern", ["*", "*/library/*", "ml/*", "ml*", "*/training", "ml/a-*_b.c"])
+@pytest.mark.parametrize(
+    "pattern", ["*", "*/library/*", "ml/*", "ml*", "*/training", "ml/a-*_b.c", "nvcr*io/nvidia/*", "v2.1"]
+)
 def test_patterns(policy, pattern):
     assert SignaturePolicy.load(policy(pattern)).rules[1].repository == pattern

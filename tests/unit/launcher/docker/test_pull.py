@@ -12,7 +12,7 @@ from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.images.catalog.warm_image import WarmImage, WarmMatch
 from imagematrix.launcher.docker.options import parse_run_args
 from imagematrix.launcher.docker.plan import plan_launch
-from imagematrix.launcher.docker.pull import pull
+from imagematrix.launcher.docker.pull import pull, pull_unless_present
 from imagematrix.launcher.docker.warm_start import (
     count_container_cpus,
     fetch_start_image,
@@ -124,6 +124,12 @@ def test_an_image_with_its_digest_only_in_its_name_is_pulled_by_it(selection, st
     engine = Engine(registry=[NAME, IMAGE])
     with pytest.raises(UnknownImageError, match=f"cannot pull {IMAGE}@{DIGEST}"):
         start(selection(f"{NAME}@{DIGEST}", None), client=engine)
+    assert engine.done == [("pull", f"{IMAGE}@{DIGEST}")]
+
+
+def test_an_image_without_a_tag_in_its_catalog_gets_none():
+    engine = Engine(registry=[f"{IMAGE}@{DIGEST}"])
+    pull_unless_present(f"{IMAGE}@{DIGEST}", None, None, client=engine)
     assert engine.done == [("pull", f"{IMAGE}@{DIGEST}")]
 
 

@@ -1,5 +1,6 @@
 """Starts without a daemon, in a container that is watched: what ends it, and what is read of it then."""
 
+import errno
 import os
 import time
 from types import SimpleNamespace
@@ -83,3 +84,28 @@ def test_of_a_program_that_wrote_too_much_the_seconds_are_told_and_nothing_is_re
     assert run.seconds >= 1000.0
     assert (run.is_read, run.states) == (False, {})
     assert not (tmp_path / "caches.tar").exists()
+
+
+def test_a_program_that_takes_a_mode_away_while_it_is_looked_at_is_looked_at_again(
+    start, tmp_path, monkeypatch
+):
+    (tmp_path / UPPER).mkdir()
+    looks: list[int] = []
+
+    def measure(upper):
+        looks.append(upper)
+        if len(looks) < 3:
+            raise PermissionError(errno.EACCES, "Permission denied", ".")
+        return 101
+
+    monkeypatch.setattr(daemonless_warm_up, "measure_caches", measure)
+    monkeypatch.setattr(daemonless_warm_up, "LOOK_S", 0.0)
+    monkeypatch.setattr(daemonless_warm_up, "LOOKS", 0)
+    files = os.open(tmp_path, os.O_RDONLY)
+    try:
+        container: Any = SimpleNamespace(layer=None, environment={})
+        run = start(Watched(files, ends=False))._run_container(container, None, None, lambda _: None, None)
+    finally:
+        os.close(files)
+    assert run.why == "its caches have more than 100 bytes, its max_size"
+    assert len(looks) == 4, "the third look ends it, and the last one is after its end"
