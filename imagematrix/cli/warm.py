@@ -197,8 +197,10 @@ def _keep_warm_layer(
         staged_image.require_push(registry)
 
     def report_left(folder: Path) -> None:
-        command = f"imagematrix publish --warm {quote_word(f'oci:{folder}')} {quote_word(version)}"
-        warn(f"what was proved is left in {folder}", f"publish it from there: `{command}`")
+        warn(
+            f"what was proved is left in {folder}",
+            f"publish it: `imagematrix publish --warm {quote_word(f'oci:{folder}')} {quote_word(version)}`",
+        )
 
     with make_scratch_folder() as folder:
         with report_unwritten(folder, "set TMPDIR to a folder on another disk"):

@@ -22,6 +22,7 @@ from imagematrix.common.image_reference import (
     names_registry,
     split_version,
 )
+from imagematrix.common.text import quote_word
 from imagematrix.errors import SignatureError, TagMovedError, UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.warm_image import make_warm_tag
@@ -334,7 +335,8 @@ class _KeyFinder:
             if listed != digest:  # nobody should sign it who has not looked what else is in it
                 name = f"{self._requirement.identity}:{version}"
                 remedy = (
-                    f"`imagematrix publish {name} --sign KEY` signs it if it is {tag} with its attestations"
+                    f"`imagematrix publish {quote_word(name)} --sign KEY` signs it if it is {tag} with its"
+                    " attestations"
                 )
                 raise SignatureError(str(error), remedy=remedy) from error
             return self._prove_index(index)
