@@ -199,8 +199,8 @@ class _VersionCopier:
                 self._copy_blob(layer)
             # Anybody may have put them there: those of the target are verified first.
             add_signatures(self._target, digest, layers, first=False)
-            if guard and (lacking := guard.list_lacking(digest, self._source)):
-                add_signatures(self._target, digest, lacking, first=True)
+            if guard and (missing := guard.find_missing_signatures(digest, self._source)):
+                add_signatures(self._target, digest, missing, first=True)
         listed = (str(entry["digest"]) for entry in read_referrers_tag(self._source, digest))
         for name in self._source.list_referrers(digest) or listed:
             if referrer := self._source.find_manifest(name):

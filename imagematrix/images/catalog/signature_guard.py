@@ -83,7 +83,7 @@ class Guard:
             _KeyFinder(self._source, self._name, requirement).find_key(named.tag, named.digest)
             self._require_name(requirement, tag, {named.tag})
 
-    def list_lacking(self, digest: str, other: Registry) -> list[Descriptor]:
+    def find_missing_signatures(self, digest: str, other: Registry) -> list[Descriptor]:
         """Return signatures of a manifest in another repository, for the requirements not met in this one.
 
         Raises EngineError if a registry cannot be read.

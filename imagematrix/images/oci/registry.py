@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.transfer import StreamedResponse
 
 PAGES = 1000  # of a list of tags
-LISTED = 32 << 20  # bytes of all of them; in memory they take eight times as many
+TAG_BYTES = 32 << 20  # of all pages together; in memory they take eight times as many
 PIECE = 1 << 20  # bytes
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL = 200, 201, 202, 204, 206  # HTTP statuses
 UNAUTHORIZED, FORBIDDEN, MISSING, NOT_ALLOWED = 401, 403, 404, 405
@@ -105,7 +105,7 @@ class Registry:
                 return []
             self._require_status(answer, OK, "the list of tags")
             size += len(answer.body)
-            if size > LISTED:
+            if size > TAG_BYTES:
                 break
             tags += self._parse_list(
                 answer, lambda fields: fields.get_texts("tags") if fields.has("tags") else ()
@@ -114,7 +114,7 @@ class Registry:
                 return tags
             # Always in this registry, because behind a proxy it may name a host of its own.
             url = replace(self._base, target=answer.url.join(answer.next).target)
-        limit = f"{PAGES} pages or {LISTED >> 20} MiB of tags"
+        limit = f"{PAGES} pages or {TAG_BYTES >> 20} MiB of tags"
         raise EngineError(f"the registry {self._reference.registry} lists more than {limit}")
 
     def find_manifest(self, tag: str) -> Manifest | None:

@@ -103,7 +103,7 @@ def _decrypt_key(text: bytes, where: str, password: str | None) -> bytes:
         n=n,
         r=r,
         p=p,
-        maxmem=2 * MEMORY,
+        maxmem=2 * MEMORY,  # OpenSSL counts its other buffers, too
         dklen=SecretBox.KEY_SIZE,
     )
     nonce = base64.b64decode(cipher.get_text("nonce"))

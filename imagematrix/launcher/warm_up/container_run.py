@@ -79,18 +79,18 @@ class ContainerRuns:
             with convert_errors():
                 variables = self._client.api.inspect_container(container)["Config"]["Env"] or ()
             states = self._list_states(container, most)
-            is_read = states is not None
+            has_states = states is not None
             run = EndedRun(
-                why=why if is_read else explain_size(self._start.warm_up),
+                why=why if has_states else explain_size(self._start.warm_up),
                 seconds=seconds,
                 states=states or {},
-                is_read=is_read,
+                has_states=has_states,
                 written=written,
                 record=read_record(self._client, container) if way.image else b"",
                 output=lines,
                 variables=dict(str(text).partition("=")[::2] for text in variables),
             )
-            if is_read:
+            if has_states:
                 keep(container)
             return run
         finally:

@@ -420,5 +420,5 @@ def _make_failed_run(
         record=b"",
         output=output,
         variables=container.environment,
-        is_read=False,
+        has_states=False,
     )

@@ -60,7 +60,7 @@ class EndedRun:
     record: bytes
     output: tuple[str, ...]
     variables: Mapping[str, str]
-    is_read: bool = True
+    has_states: bool = True
 
     @property
     def size(self) -> int:

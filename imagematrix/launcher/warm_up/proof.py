@@ -68,7 +68,7 @@ def list_failures(
     lines = [run.why] if run.why else []
     if calls := parse_calls(run.record):
         lines += ["it called compilers:", *shorten_lines(calls, SHOWN)]
-    differing = find_changed(before, run.states) | find_removed(before, run.states) if run.is_read else ()
+    differing = find_changed(before, run.states) | find_removed(before, run.states) if run.has_states else ()
     changed = sorted(path for path in differing if not may_change(path))
     if changed:
         lines += ["files of its caches are new, changed or gone:", *shorten_lines(changed, SHOWN)]

@@ -209,7 +209,7 @@ class _Proof:
             lines += _quote_output(run)
         if names := list_differing_variables(run, self._cold, signs):
             lines += ["variables of the two starts differ:", *shorten_lines(names, SHOWN)]
-        if run.is_read and (factors := list_differing_factors(folder / CACHES, folder / SECOND)):
+        if run.has_states and (factors := list_differing_factors(folder / CACHES, folder / SECOND)):
             lines += ["keys of the two starts differ in:", *shorten_lines(factors, SHOWN)]
         remedy = "what a tool hashes must be the same at each start: see the reference of caches"
         raise WarmUpError(*lines, remedy=remedy)
@@ -283,7 +283,7 @@ def _require_ended(run: EndedRun) -> None:
     if run.why is None:
         return
     reached = f"after {run.seconds:.1f} s"
-    if run.is_read:
+    if run.has_states:
         count = sum(not state.is_folder for state in run.states.values())
         reached += f" and with {format_count(count, 'file')} and {format_megabytes(run.size)} in {ROOT}"
     raise WarmUpError(

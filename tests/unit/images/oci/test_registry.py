@@ -244,9 +244,9 @@ def test_pages_of_tags_have_a_size_together(server, registry, repository, monkey
     for number in range(8):
         repository.put(f"v{number}", RAW, INDEX)
     server.page = 2
-    monkeypatch.setattr("imagematrix.images.oci.registry.LISTED", 200)
+    monkeypatch.setattr("imagematrix.images.oci.registry.TAG_BYTES", 200)
     assert len(registry.list_tags()) == 8
-    monkeypatch.setattr("imagematrix.images.oci.registry.LISTED", 100)
+    monkeypatch.setattr("imagematrix.images.oci.registry.TAG_BYTES", 100)
     before = server.count("GET")
     with pytest.raises(EngineError, match="MiB of tags"):
         registry.list_tags()

@@ -135,7 +135,7 @@ def test_a_program_that_the_engine_cannot_start_is_told_as_the_engine_says(run):
 def test_caches_within_max_size_are_read_and_kept(run):
     api = Api(3 * PIECE, PIECE, looks=1)
     ended, kept = run(api)
-    assert (ended.why, ended.is_read, ended.size, kept) == (None, True, 4 * PIECE, ["container"])
+    assert (ended.why, ended.has_states, ended.size, kept) == (None, True, 4 * PIECE, ["container"])
     assert api.removed
 
 
@@ -146,7 +146,7 @@ def test_of_larger_caches_nothing_more_is_read_or_kept(run, looks, sizes):
     api = Api(*sizes, looks=looks)
     ended, kept = run(api)
     assert ended.why == "its caches have more than 4,194,304 bytes, its max_size"
-    assert (ended.is_read, ended.states, kept) == (False, {}, [])
+    assert (ended.has_states, ended.states, kept) == (False, {}, [])
     assert api.sent <= (1 + looks) * 2 * PIECE
     assert api.removed
 
@@ -154,9 +154,9 @@ def test_of_larger_caches_nothing_more_is_read_or_kept(run, looks, sizes):
 @pytest.mark.parametrize("looks", [0, 1])
 def test_the_layer_of_a_proof_does_not_count_as_written(run, looks):
     ended, _ = run(Api(4 * PIECE, PIECE, looks=looks), proved=4 * PIECE)
-    assert (ended.why, ended.is_read, ended.size) == (None, True, 5 * PIECE)
+    assert (ended.why, ended.has_states, ended.size) == (None, True, 5 * PIECE)
     ended, _ = run(Api(4 * PIECE, 5 * PIECE, looks=looks), proved=4 * PIECE)
-    assert not ended.is_read
+    assert not ended.has_states
 
 
 @pytest.mark.parametrize("read", [list_caches, read_record])

@@ -82,7 +82,7 @@ def test_of_a_program_that_wrote_too_much_the_seconds_are_told_and_nothing_is_re
         os.close(files)
     assert run.why == "its caches have more than 100 bytes, its max_size"
     assert run.seconds >= 1000.0
-    assert (run.is_read, run.states) == (False, {})
+    assert (run.has_states, run.states) == (False, {})
     assert not (tmp_path / "caches.tar").exists()
 
 

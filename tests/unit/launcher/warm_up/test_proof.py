@@ -156,6 +156,6 @@ def test_variables_that_differ_are_named_without_those_of_signs():
 
 
 def test_of_a_start_that_left_too_much_to_be_read_no_file_counts_as_gone():
-    run = replace(COLD, why="its caches have more than 9 bytes", is_read=False)
+    run = replace(COLD, why="its caches have more than 9 bytes", has_states=False)
     before = {KEPT["numba"]: STATE}
     assert list_failures(run, before, SignReader(()), (), COLD) == [run.why]

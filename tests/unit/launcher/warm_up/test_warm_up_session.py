@@ -65,7 +65,7 @@ class Memory:
     made: dict[str, bytes] = field(default_factory=lambda: {CUBIN: b"cubin", CODE: b"code"})
     written: tuple[str, ...] = ()
     why: str | None = None
-    is_read: bool = True
+    has_states: bool = True
     hostile: dict[str | None, dict[str, Any]] = field(default_factory=dict)
     sees: bool = True
     lost: tuple[str, ...] = ()  # files of the layer that the engine does not read
@@ -87,9 +87,9 @@ class Memory:
             record=b"",
             output=("last words",),
             variables={"PATH": "/bin", **way.variables, **(self.variables if way.image else {})},
-            is_read=self.is_read,
+            has_states=self.has_states,
         )
-        if caches is not None and (self.is_read or not way.image):
+        if caches is not None and (self.has_states or not way.image):
             caches.write_bytes(tar(self.base | self.made))
         other = self.hostile.get("read-only" if way.read_only else way.user, {})
         read_line(other.get("line", HIT))
@@ -210,10 +210,10 @@ def test_a_layer_with_which_another_way_fails_is_not_kept(tmp_path, way):
             "it failed with exit code 3, after 9.0 s and with 2",
         ),
         (
-            Memory(why="its caches are too large", is_read=False),
+            Memory(why="its caches are too large", has_states=False),
             "not kept: its caches are too large, after 9.0 s",
         ),
-        (Memory(hostile={None: {"why": "they are too large"}}, is_read=False), "kept: they are too large"),
+        (Memory(hostile={None: {"why": "they are too large"}}, has_states=False), "kept: they are too large"),
         (Memory(made={}), "left nothing to keep"),
         (
             Memory(made={"warm/numba/strange": b""}),
