@@ -288,7 +288,7 @@ class FakeTester:
         self.noted[item.cell.id] = result
 
     def stop(self):
-        self.calls.append(("stop",))
+        pass
 
 
 @pytest.fixture
@@ -308,6 +308,7 @@ def carry_out(backend, silent, tmp_path_factory):
     def call(plan, *, backend=backend, tester=None, **options):
         logs = tmp_path_factory.mktemp("project") / ".imagematrix" / "logs"
         made_by = BuildBackend(backend, backend, Layers(), tester)
+        backend.stopped.clear()  # the build before may have ended by stopping what it did not need
         return build(plan, made_by, **{"jobs": 1, "logs": logs, "reporter": silent} | options)
 
     return call

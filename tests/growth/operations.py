@@ -135,13 +135,14 @@ def _build(cells: int, folder: Path) -> Callable[[], object]:
     backend: Any = FakeBackend(folder)
 
     def run() -> None:
-        results = build(
-            plan(load_matrix(matrix), PlanContext(resolve=backend.resolve, store=backend)),
-            BuildBackend(backend, backend, Layers()),
-            jobs=1,
-            logs=folder / "logs",
-            reporter=Silent(),
-        )
+        with backend:
+            results = build(
+                plan(load_matrix(matrix), PlanContext(resolve=backend.resolve, store=backend)),
+                BuildBackend(backend, backend, Layers()),
+                jobs=1,
+                logs=folder / "logs",
+                reporter=Silent(),
+            )
         if combine_failures(results):
             raise RuntimeError(combine_failures(results))
 

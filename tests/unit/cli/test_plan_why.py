@@ -4,9 +4,6 @@ import json
 
 import pytest
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.context import STATE
 from imagematrix.build.plan.identity import Identity
 from imagematrix.build.plan.lock import extend_lock, locate_lock
@@ -79,13 +76,12 @@ def why(cli, project, backend, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def built(planned, backend, silent, tmp_path):
+def built(planned, carry_out, tmp_path):
     """Call it to build the image of the cell; returns its reference."""
 
     def call():
         plan = planned(only=ONE)
-        logs = tmp_path / STATE / "logs"
-        build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent)
+        carry_out(plan, logs=tmp_path / STATE / "logs")
         return plan.items[0].reference
 
     return call

@@ -5,9 +5,6 @@ from functools import partial
 
 import pytest
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.build_inputs import BuildInputs
 from imagematrix.build.plan.context import STATE, load_listing
@@ -41,13 +38,12 @@ def explained(project, backend, tmp_path):
 
 
 @pytest.fixture
-def built(explained, backend, silent, tmp_path):
+def built(explained, carry_out, backend, tmp_path):
     """Call it with changes to the matrix to build the image of the cell."""
 
     def call(*changes, **options):
         _, made = explained(*changes, **options)
-        logs = tmp_path / STATE / "logs"
-        build(made, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent)
+        carry_out(made, logs=tmp_path / STATE / "logs")
         (reference,) = backend.images
         return reference
 
