@@ -5,9 +5,14 @@ Groups of commands are in `kubernetes`, `slurm` and `swarm`; `shared` has what c
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+
+# New objects after which Python looks among them for garbage, in place of 700: what a short command makes, it
+# keeps.
+YOUNG = 10_000
 
 
 def main() -> None:
@@ -18,11 +23,13 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the caller ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.set_threshold(YOUNG)
     from imagematrix.cli.dispatch import ENDED_BY_SIGNAL, run_command
 
     code = run_command(sys.argv[1:])
     if code in ENDED_BY_SIGNAL:
         _exit_at_once(code)
+    gc.freeze()  # otherwise Python looks through all modules for cycles while it unloads them
     raise SystemExit(code)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 
-FULL_AFTER = 2  # collections of the middle generation
+# New objects, collections of the young generation, and of the middle one, after which the next is collected.
+THRESHOLDS = (700, 10, 2)
 
 
 def collect_often() -> None:
     """Collect garbage of all generations after 2 collections of the middle one, where Python waits for 10.
 
-    Connections that clients leave may be in cycles with buffers of a quarter MiB, as that is with which
-    aiohttp's error for a wrong head is raised.
+    The command line collects young objects less often. Connections that clients leave may be in cycles with
+    buffers of a quarter MiB, as that is with which aiohttp's error for a wrong head is raised.
     """
-    gc.set_threshold(*gc.get_threshold()[:2], FULL_AFTER)
+    gc.set_threshold(*THRESHOLDS)
 
 
 def exempt_from_collection() -> None:
