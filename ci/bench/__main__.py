@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import traceback
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ import serving
 import unpacking
 import upgrading
 import verifying
+from disk import new_disk
 from measure import Extent, Pace, Row, cells
 
 if TYPE_CHECKING:
@@ -113,9 +115,10 @@ def main() -> int:
             try:
                 pace = Pace.measure(extent.rounds)
                 rows = []
-                for row in GROUPS[group](folder, pace, extent):
-                    rows.append(replace(row, met=None) if asked.smallest else row)
-                    _print(cells(rows[-1]))
+                with nullcontext() if group in QUICK else new_disk(folder):
+                    for row in GROUPS[group](folder, pace, extent):
+                        rows.append(replace(row, met=None) if asked.smallest else row)
+                        _print(cells(rows[-1]))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the other groups are still measured
                 failed = True
                 _print((f"{group}: FAILED", *[""] * (len(COLUMNS) - 1)))
