@@ -45,6 +45,12 @@ holder.Holder.is_alive.__defaults__ = (12.0, None)
 from imagematrix.cli import main
 main()
 """
+# With the lock of an image, and before anything of it is there.
+STANDS_STILL = f"""
+import time
+from imagematrix.images.local_store.eviction import StoreRoom
+StoreRoom.require_space = lambda *_: time.sleep(60)
+{QUICK}"""
 DEBIAN = ROOT / ".cache/bases/trixie.tar"
 PACKED = {"zstd": lambda raw: zstandard.compress(raw, 3), "gzip": lambda raw: gzip.compress(raw, 1, mtime=0)}
 
@@ -80,7 +86,7 @@ def store(home):
 def command(home, *words, before="", code=("-m", "imagematrix"), machine=None, own=""):
     """Return a command line of imagematrix as an ordinary user with this home, perhaps on another machine."""
     libraries = next(path for path in sys.path if path.endswith("site-packages"))
-    apart = ["unshare", "-m", *(["-u", "-p", "--fork", "--mount-proc", "--kill-child"] if machine else [])]
+    apart = ["unshare", "-m", *(["-u", "-p", "--fork", "--mount-proc"] if machine else [])]
     script = f"set -e\n{SEEN}{ELSEWHERE if machine else ''}{before}\n{AS_USER}"
     seen = [sys.base_prefix, libraries, str(ROOT)]
     environment = [own or f"HOME={home}", "PATH=/usr/bin:/bin:/usr/sbin", "PYTHONPATH=/opt:/srv"]
@@ -270,11 +276,11 @@ def test_several_machines_share_a_store(registry, home):
 
 
 def test_another_machine_takes_over_from_one_that_died(registry, home, store):
-    image, tag = variant("cpu", tar(("f", os.urandom(60_000_000))), version="dead", packed=bytes)
+    image, tag = variant("cpu", tar(("f", b"x")), version="dead", packed=bytes)
     name = push(registry, (image, tag), version="dead")
     words = "pull", name, "--to", home / "store", "--gpus", "none"
     with subprocess.Popen(
-        command(home, *words, machine="node1", code=("-c", QUICK)),
+        command(home, *words, machine="node1", code=("-c", STANDS_STILL)),
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     ) as process:
@@ -282,7 +288,8 @@ def test_another_machine_takes_over_from_one_that_died(registry, home, store):
         deadline = time.monotonic() + 60
         while not lock.exists() and time.monotonic() < deadline:
             time.sleep(0.001)
-        process.kill()  # and with it, its PID namespace
+        child = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        os.kill(int(child), signal.SIGKILL)  # the first process of its PID namespace: `unshare` waits for it
     assert lock.exists()
     assert store.find(image.digest) is None
     result = pull(home, name, machine="node2", code=("-c", QUICK))
