@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SIZE = 100 << 30  # bytes that it may have; those of removed files are given back
+SIZE = 100 << 30  # bytes that it may have
 VARIABLE = "TMPDIR"
 
 
@@ -28,8 +28,8 @@ def new_disk(folder: Path) -> Iterator[None]:
     with image.open("wb") as file:
         file.truncate(SIZE)
     subprocess.run(["mkfs.ext4", "-q", "-E", "nodiscard", image], check=True)
-    # Without these options, the kernel would write its tables of inodes meanwhile, and keep what is removed.
-    subprocess.run(["mount", "-o", "loop,noinit_itable,discard", image, folder], check=True)
+    # Otherwise the kernel would write its tables of inodes meanwhile.
+    subprocess.run(["mount", "-o", "loop,noinit_itable", image, folder], check=True)
     tempfile.tempdir = os.environ[VARIABLE] = str(folder)
     try:
         yield
